@@ -82,6 +82,9 @@ pub struct Status {
     pub attachments: usize,
     /// Address ranges.
     pub ipam: Ipam,
+    /// How programs of this host itself resolve names of containers, or why they do not; only where DNS is answered.
+    #[serde(default)]
+    pub host_dns: Option<String>,
     /// Problems on this host while Weft runs, each with a remedy.
     #[serde(default)]
     pub warnings: Vec<String>,

@@ -44,6 +44,7 @@ use crate::services::attach::{Attachments, SavedAttachments};
 use crate::services::cni::Cni;
 use crate::services::docker::Docker;
 use crate::services::names::Names;
+use crate::services::resolved::Resolved;
 use crate::services::supervisor::{Health, Pulse, Supervisor};
 use crate::upkeep::firewall::Firewall;
 use crate::upkeep::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu, widest_format};
@@ -56,6 +57,7 @@ use crate::upkeep::store::{IDENTITY_FILE, Lock, MESH_FILE, Store};
 /// See [`StartError`]; in that case nothing keeps running.
 pub fn run(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), StartError> {
     crate::check_host(&settings)?;
+    crate::services::resolved::find_bus();
     weft_kernel::open_settings();
     crate::upkeep::hardening::harden(&settings);
     let runtime = |name: &str, threads| {
@@ -89,8 +91,9 @@ async fn run_async(
     let prepared = prepare(&settings, &kernel).await?;
     let (daemon, control, kernel_engine) = start(settings, services, &kernel, prepared).await?;
     let supervisor = start_services(&daemon, &kernel, &kernel_engine);
-    serve(listener, daemon, control, ready).await;
+    serve(listener, Arc::clone(&daemon), control, ready).await;
     drop(supervisor);
+    daemon.resolved.end().await;
     remove_forward_rule(&kernel).await;
     drop(socket);
     tracing::info!("weft has stopped");
@@ -136,6 +139,10 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     start!("names", [daemon], |pulse| {
         crate::services::names::serve(Arc::clone(&daemon.names), daemon.control.clone(), pulse)
     });
+    start!("host dns", [daemon, kernel], |pulse| {
+        let look = move || device_of_network(kernel.clone());
+        crate::services::resolved::keep(Arc::clone(&daemon.resolved), look, pulse)
+    });
     start!("forward rule", [kernel], |pulse| keep_forward_rule(kernel, switch, pulse));
     start!("firewall", [daemon, kernel, engine], |pulse| {
         daemon.firewall.clone().keep(kernel, engine, daemon.settings.clone(), pulse)
@@ -146,6 +153,11 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     });
     tokio::spawn(stop_on_signal(Arc::clone(&daemon.stop)));
     all
+}
+
+/// Weft's interface as the host's resolver sees it; `None`: there is none, or the kernel does not tell.
+async fn device_of_network(kernel: Kernel) -> Option<weft_kernel::DeviceAddresses> {
+    kernel.device_addresses(SWITCH).await.ok().flatten()
 }
 
 /// Checks the range against the host's routes. A host that was on the network before already has containers in
@@ -296,6 +308,7 @@ async fn start(
         firewall: Firewall::default(),
         stop: Arc::new(stop_sender),
         warnings: names.warnings().clone(),
+        resolved: Arc::new(Resolved::new(names.domain(), names.served(), names.warnings().clone())),
         names,
         health: Health::default(),
         services,
@@ -341,6 +354,7 @@ async fn serve(
     };
     if !stopped {
         daemon.attachments.set_restored();
+        daemon.names.set_restored();
         ready(&daemon.invitation().await);
         let (peer, nickname, mtu) = (daemon.local, &daemon.settings.nickname, daemon.mtu);
         tracing::info!(%peer, nickname, mtu, "weft is running");

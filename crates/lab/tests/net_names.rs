@@ -1,14 +1,18 @@
 //! Names of containers over real hosts, judged by dig, by glibc's resolver and by musl's.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use tempfile::TempDir;
 use weft_bench::sandbox::progress::note;
-use weft_bench::sandbox::{Container, Host, SandboxError, require, try_wait_until};
+use weft_bench::sandbox::{
+    Container, Host, Output, Running, SandboxError, require, try_wait_until,
+};
 use weft_lab::net::{Lab, counter, wait_ping};
 
 /// The hosts' own addresses on the network, which `weft expose` will give; high in the range, where no container is.
@@ -308,5 +312,133 @@ fn a_server_that_is_weft_itself_is_named_and_never_asked() -> anyhow::Result<()>
     let text = dig(&two, SERVERS[1], &["www.example.org"])?;
     ensure!(text.contains("status: SERVFAIL"), "{text}");
     wait_short(&two, SERVERS[1], &[&name_of(&two)], &[two.ipv4()?.to_string()], LIMIT)?;
+    Ok(())
+}
+
+/// Adds the user of systemd-resolved and runs a program. The bus has to know this user too.
+const WITH_USER: &str = "for table in passwd group; do
+    file=$1/$table
+    [ -e $file ] || cp /etc/$table $file
+    grep -q ^systemd-resolve: $file || case $table in
+        passwd) echo systemd-resolve:x:991:991::/:/usr/sbin/nologin ;;
+        group) echo systemd-resolve:x:991: ;;
+    esac >> $file
+    mount --bind $file /etc/$table || exit 1
+done
+shift && exec \"$@\"";
+/// Starts systemd-resolved with a separate /run.
+const RESOLVED: &str = "mount -t tmpfs -o mode=755 tmpfs /run && mkdir -p /run/systemd/resolve &&
+chown systemd-resolve: /run/systemd/resolve && exec systemd-resolved";
+
+/// A host with a message bus and with systemd-resolved.
+struct Resolver<'a> {
+    host: &'a Host,
+    variable: String,
+    /// The directory of its tables of users and groups.
+    users: String,
+    _bus: (Running, TempDir),
+    resolved: Option<Running>,
+}
+
+impl<'a> Resolver<'a> {
+    fn start(lab: &Lab, host: &'a Host) -> anyhow::Result<Self> {
+        for program in ["systemd-resolved", "resolvectl"] {
+            require(program, "systemd-resolved")?;
+        }
+        require("dbus-daemon", "dbus-daemon")?;
+        let directory = lab.sandbox.directory();
+        let config = directory.join("bus.conf");
+        // Outside /run, which systemd-resolved sees empty. The daemon's sandbox forbids abstract sockets.
+        let place = tempfile::tempdir()?;
+        fs::set_permissions(place.path(), Permissions::from_mode(0o755))?;
+        let socket = place.path().join("bus");
+        let address = format!("unix:path={}", socket.display());
+        fs::write(
+            &config,
+            format!(
+                "<busconfig><type>system</type><listen>{address}</listen><auth>EXTERNAL</auth>\
+                 <policy context='default'><allow user='*'/><allow own='*'/>\
+                 <allow send_destination='*' eavesdrop='true'/><allow eavesdrop='true'/>\
+                 </policy></busconfig>"
+            ),
+        )?;
+        let file = format!("--config-file={}", config.display());
+        let users = directory.to_string_lossy().into_owned();
+        let with_user = ["unshare", "-m", "sh", "-c", WITH_USER, "sh", &users];
+        let words = ["dbus-daemon", "--nofork", "--nopidfile", &file];
+        let bus = host.netns().spawn(&[&with_user[..], &words].concat())?;
+        try_wait_until("the bus", LIMIT, || Ok(socket.exists()))?;
+        let variable = format!("DBUS_SYSTEM_BUS_ADDRESS={address}");
+        let mut resolver = Self { host, variable, users, _bus: (bus, place), resolved: None };
+        resolver.restart()?;
+        Ok(resolver)
+    }
+
+    /// Starts systemd-resolved, in place of the one that runs.
+    fn restart(&mut self) -> anyhow::Result<()> {
+        self.resolved = None;
+        let with_user = ["unshare", "-m", "sh", "-c", WITH_USER, "sh", &self.users];
+        let words = [&["env", &self.variable], &with_user[..], &["sh", "-c", RESOLVED]].concat();
+        self.resolved = Some(self.host.netns().spawn(&words)?);
+        try_wait_until("systemd-resolved", LIMIT, || Ok(self.ctl(&["status"])?.status.success()))?;
+        Ok(())
+    }
+
+    fn ctl(&self, words: &[&str]) -> Result<Output, SandboxError> {
+        let fixed = ["env", &self.variable, "resolvectl", "--no-pager"];
+        self.host.netns().exec(&[&fixed, words].concat())
+    }
+
+    fn address(&self) -> (&str, &str) {
+        self.variable.split_once('=').unwrap_or_default()
+    }
+}
+
+#[test]
+fn the_host_itself_knows_the_names_through_systemd_resolved() -> anyhow::Result<()> {
+    let (lab, _one, two) = pair()?;
+    let host: &Host = lab.host(0);
+    host.stop_daemon()?;
+    let mut resolver = Resolver::start(&lab, host)?;
+    let own = SERVERS[0].to_string();
+    host.start_daemon_with(&["--dns-listen", &own], &[resolver.address()])?;
+    let told = format!("systemd-resolved asks {own} for weft.local");
+    let wait_told = || {
+        let last = std::cell::RefCell::default();
+        let told = try_wait_until("systemd-resolved to be told", LIMIT, || {
+            *last.borrow_mut() = host.weft_json(&["status"])?["host_dns"].clone();
+            Ok(*last.borrow() == told.as_str())
+        });
+        told.with_context(|| format!("at last: {}", last.borrow()))
+    };
+    wait_told()?;
+    let address = two.ipv4()?.to_string();
+    let wait_found = |resolver: &Resolver<'_>| {
+        try_wait_until("a name of the other host", LIMIT, || {
+            Ok(resolver.ctl(&["query", &full(&two)])?.stdout.contains(&address))
+        })
+    };
+    wait_found(&resolver)?;
+    let none = resolver.ctl(&["query", "nobody.weft.local"])?;
+    ensure!(!none.status.success() && none.stderr.contains("not found"), "{none:?}");
+    // Other names are not asked of Weft.
+    let before = counter(host, "dns_forwarded")?;
+    resolver.ctl(&["query", "www.example.org"])?;
+    ensure!(counter(host, "dns_forwarded")? == before, "a foreign name came to Weft");
+    // It has forgotten everything when it starts again.
+    resolver.restart()?;
+    wait_found(&resolver)?;
+    host.stop_daemon()?;
+    let servers = resolver.ctl(&["dns", "weft"])?.success()?.stdout;
+    ensure!(!servers.contains(&own), "still told after the end: {servers}");
+    Ok(())
+}
+
+#[test]
+fn a_host_in_a_namespace_leaves_the_machines_resolver_alone() -> anyhow::Result<()> {
+    let (lab, _one, _two) = pair()?;
+    let status = lab.host(0).weft_json(&["status"])?;
+    let how = status["host_dns"].as_str().unwrap_or_default();
+    ensure!(how.contains("namespace of its own"), "{status}");
     Ok(())
 }

@@ -89,6 +89,8 @@ pub(crate) struct NamesSnapshot {
     /// The ranges of the network.
     pub(crate) ranges: Vec<IpNet>,
     pub(crate) revision: u64,
+    /// Whether every host known has told its names.
+    pub(crate) is_complete: bool,
 }
 
 /// Counter values for computing rates.
@@ -577,6 +579,7 @@ impl Control {
             hosts: self.mesh.host_names(),
             ranges: ranges.collect(),
             revision: self.mesh.names_revision(),
+            is_complete: self.mesh.has_names_of_all(),
         }
     }
 

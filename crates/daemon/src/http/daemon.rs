@@ -18,6 +18,7 @@ use crate::services::attach::Attachments;
 use crate::services::cni::Cni;
 use crate::services::docker::Docker;
 use crate::services::names::Names;
+use crate::services::resolved::Resolved;
 use crate::services::supervisor::Health;
 use crate::upkeep::firewall::Firewall;
 use crate::upkeep::store::Store;
@@ -55,6 +56,8 @@ pub(crate) struct Daemon {
     pub(crate) warnings: Warnings,
     /// DNS.
     pub(crate) names: Arc<Names>,
+    /// The host's own resolver.
+    pub(crate) resolved: Arc<Resolved>,
     /// The health of the services.
     pub(crate) health: Health,
     /// The runtime for services, and for requests that the kernel may delay.

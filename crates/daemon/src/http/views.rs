@@ -200,6 +200,7 @@ pub(crate) fn status(
         peers: snapshot.peers.iter().filter(|peer| !peer.local).count(),
         attachments: attachments.iter().filter(|it| it.state == ATTACHED).count(),
         ipam,
+        host_dns: daemon.resolved.state(),
         warnings: warnings(daemon, attachments, snapshot),
         services: daemon.health.list(),
         ready: reason.is_none(),

@@ -4,4 +4,5 @@ pub(crate) mod attach;
 pub(crate) mod cni;
 pub(crate) mod docker;
 pub(crate) mod names;
+pub(crate) mod resolved;
 pub(crate) mod supervisor;

@@ -102,6 +102,7 @@ pub(super) fn status(status: &Status) -> String {
     line("Connections", &counted(&status.connections));
     line("Peers", &status.peers);
     line("Attached", &status.attachments);
+    status.host_dns.iter().for_each(|how| line("Host DNS", how));
     for warning in &status.warnings {
         line("Warning", warning);
     }

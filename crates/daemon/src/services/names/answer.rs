@@ -17,7 +17,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use super::cache::{Key, Said};
+use super::cache::{Key, Said, told};
 use super::counters::Counter;
 use super::zone::{Entry, Found, NEGATIVE_TTL_S, Reverse, Scope, TTL_S, Zone};
 
@@ -31,6 +31,8 @@ pub(crate) const QUERY_BYTES_MAX: usize = 4_096;
 pub(crate) const STREAM_BYTES_MAX: usize = 65_535;
 /// Records in one answer.
 pub(crate) const ANSWERS_MAX: usize = 1_000;
+/// The fewest bytes of a record: a name of one byte, and ten (RFC 1035 section 4.1.3).
+const RECORD_BYTES_MIN: usize = 11;
 /// Records behind the question in one query: EDNS and a signature.
 const ADDITIONALS_MAX: u16 = 2;
 /// The EDNS option that marks this daemon's own queries (RFC 6891: 65001 to 65534 are for local use).
@@ -55,6 +57,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) carrier: Carrier,
     /// Whether the source is one that this server serves.
     pub(crate) is_client: bool,
+    /// Whether the zone has had time to learn the names of all hosts.
+    pub(crate) is_settled: bool,
     /// The names that the client may see.
     pub(crate) scope: &'a Scope,
     /// The address of this server that the client asked.
@@ -90,6 +94,8 @@ pub(crate) enum Reply {
     Answer(Vec<u8>, Counter),
     /// Ask the upstream servers.
     Forward(Box<Forward>),
+    /// Ask the zone again once it is settled: no host has told of the name yet.
+    Hold,
     /// Send nothing.
     Drop(Counter),
 }
@@ -121,7 +127,11 @@ pub(crate) fn answer(zone: &Zone, marker: &[u8], asked: &Asked<'_>, seed: u64) -
         return say(ResponseCode::Refused, Counter::Loops);
     }
     let mut rng = StdRng::seed_from_u64(seed);
-    let Some(found) = find(zone, asked, query, &mut rng) else {
+    let found = find(zone, asked, query, &mut rng);
+    if !asked.is_settled && may_come(query, found.as_ref()) {
+        return Reply::Hold;
+    }
+    let Some(found) = found else {
         if !request.metadata.recursion_desired {
             return say(ResponseCode::Refused, Counter::Refused);
         }
@@ -165,6 +175,14 @@ fn only_header(request: &Metadata, code: ResponseCode) -> Vec<u8> {
     answer.to_vec().unwrap_or_default()
 }
 
+/// Whether a name that is not known may be that of a container whose host has not told of it yet.
+fn may_come(query: &Query, found: Option<&Records>) -> bool {
+    match found {
+        Some(records) => records.code == ResponseCode::NXDomain,
+        None => query.name.num_labels() == 1,
+    }
+}
+
 fn is_transfer(kind: RecordType) -> bool {
     matches!(kind, RecordType::AXFR | RecordType::IXFR)
 }
@@ -181,7 +199,7 @@ fn is_marked(request: &Message, marker: &[u8]) -> bool {
 }
 
 impl Form {
-    fn of(request: &Message, carrier: Carrier) -> Self {
+    pub(super) fn of(request: &Message, carrier: Carrier) -> Self {
         let edns = request.edns.as_ref();
         let limit = match carrier {
             Carrier::Tcp => STREAM_BYTES_MAX,
@@ -230,24 +248,36 @@ impl Form {
         Key::new(query, self.dnssec, self.is_unchecked())
     }
 
-    /// An answer with what an upstream server said.
-    pub(crate) fn of_others(&self, query: &Query, said: &Said) -> Vec<u8> {
-        let mut said = said.clone();
-        said.take_case(&query.name);
+    /// An answer with what an upstream server said so many seconds ago.
+    pub(crate) fn of_others(&self, query: &Query, said: &Said, age_s: u32) -> Vec<u8> {
         let mut answer = self.start(query);
         answer.metadata.response_code = said.code;
         answer.metadata.authentic_data = said.authentic && self.dnssec;
-        answer.add_answers(said.answers);
-        answer.add_authorities(said.authorities);
-        answer.add_additionals(said.additionals);
+        // One more than can fit shows that the answer is cut.
+        let most = self.records_max() + 1;
+        let some = |records: &[Record]| -> Vec<Record> {
+            records.iter().take(most).map(|it| told(it, age_s, &query.name)).collect()
+        };
+        answer.add_answers(some(&said.answers));
+        answer.add_authorities(some(&said.authorities));
+        answer.add_additionals(some(&said.additionals));
         self.finish(answer)
+    }
+
+    /// The records that an answer cannot exceed, however short they are.
+    const fn records_max(&self) -> usize {
+        self.limit / RECORD_BYTES_MIN
     }
 
     /// The bytes of an answer, cut to what the client can take. A cut answer has TC set and holds as many records
     /// as fit: some resolvers use these, others ask again by TCP.
     pub(crate) fn finish(&self, mut answer: Message) -> Vec<u8> {
-        let fits =
-            |answer: &Message| answer.to_vec().ok().filter(|bytes| bytes.len() <= self.limit);
+        // Records beyond those that can fit are not even written: an answer may have thousands.
+        let fits = |answer: &Message| {
+            let can_fit = answer.all_sections().count() <= self.records_max();
+            let bytes = can_fit.then(|| answer.to_vec().ok()).flatten();
+            bytes.filter(|bytes| bytes.len() <= self.limit)
+        };
         if let Some(bytes) = fits(&answer) {
             return bytes;
         }
@@ -258,7 +288,7 @@ impl Form {
         answer.metadata.truncation = true;
         answer.authorities.clear();
         let all = std::mem::take(&mut answer.answers);
-        let (mut least, mut most) = (0, all.len());
+        let (mut least, mut most) = (0, all.len().min(self.records_max()));
         let mut best = fits(&answer).unwrap_or_default();
         while least < most {
             let middle = (least + most).div_ceil(2);
@@ -298,8 +328,8 @@ impl Records {
             let owner = self.authority.unwrap_or_else(|| zone.domain().clone());
             answer.add_authority(Record::from_rdata(owner, NEGATIVE_TTL_S, soa(zone)));
         }
-        answer.add_answers(self.answers.into_iter().take(ANSWERS_MAX));
-        answer.add_additionals(self.additionals.into_iter().take(ANSWERS_MAX));
+        answer.add_answers(self.answers);
+        answer.add_additionals(self.additionals);
         let bytes = form.finish(answer);
         debug_assert!(asked.carrier == Carrier::Tcp || bytes.len() <= form.limit);
         bytes
@@ -366,10 +396,7 @@ fn minimal(name: &Name) -> Records {
 
 fn apex(zone: &Zone, server: IpAddr, query: &Query) -> Records {
     let record = |data| Record::from_rdata(query.name.clone(), TTL_S, data);
-    let own = match server {
-        IpAddr::V4(address) => RData::A(A(address)),
-        IpAddr::V6(address) => RData::AAAA(AAAA(address)),
-    };
+    let own = data_of(server);
     match query.query_type {
         RecordType::SOA => Records { answers: vec![record(soa(zone))], ..Records::default() },
         RecordType::NS => Records {
@@ -392,15 +419,22 @@ fn soa(zone: &Zone) -> RData {
 
 /// Address records of one type: those of this host first, each group in random order.
 fn addresses(name: &Name, entry: &Entry, kind: RecordType, rng: &mut StdRng) -> Vec<Record> {
-    let mut found: Vec<(RData, bool)> = match kind {
-        RecordType::A => entry.v4().map(|(it, local)| (RData::A(A(it)), local)).collect(),
-        RecordType::AAAA => entry.v6().map(|(it, local)| (RData::AAAA(AAAA(it)), local)).collect(),
+    let mut found: Vec<(IpAddr, bool)> = match kind {
+        RecordType::A => entry.v4().map(|(it, local)| (it.into(), local)).collect(),
+        RecordType::AAAA => entry.v6().map(|(it, local)| (it.into(), local)).collect(),
         _ => Vec::new(),
     };
     found.shuffle(rng);
     found.sort_by_key(|(_, local)| !local);
-    let record = |(data, _)| Record::from_rdata(name.clone(), TTL_S, data);
-    found.into_iter().map(record).collect()
+    let record = |(address, _)| Record::from_rdata(name.clone(), TTL_S, data_of(address));
+    found.into_iter().take(ANSWERS_MAX).map(record).collect()
+}
+
+const fn data_of(address: IpAddr) -> RData {
+    match address {
+        IpAddr::V4(address) => RData::A(A(address)),
+        IpAddr::V6(address) => RData::AAAA(AAAA(address)),
+    }
 }
 
 /// Marks a query as this daemon's own.

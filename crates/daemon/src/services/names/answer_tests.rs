@@ -82,7 +82,7 @@ fn ask_as(
     seed: u64,
 ) -> Reply {
     let server = [172, 17, 0, 1].into();
-    let asked = Asked { bytes, carrier, is_client, scope, server };
+    let asked = Asked { bytes, carrier, is_client, is_settled: true, scope, server };
     answer(zone, &MARKER, &asked, seed)
 }
 
@@ -323,6 +323,68 @@ fn other_names_are_forwarded_for_those_who_ask_for_recursion() {
 }
 
 #[test]
+fn until_all_hosts_have_told_their_names_an_unknown_one_is_not_denied() {
+    let reply = |text: &str, kind, is_client| {
+        let bytes = query(text, kind).to_vec().unwrap();
+        let (scope, server) = (&weft(), [172, 17, 0, 1].into());
+        let carrier = Carrier::Udp;
+        let asked = Asked { bytes: &bytes, carrier, is_client, is_settled: false, scope, server };
+        answer(&zone(), &MARKER, &asked, 1)
+    };
+    let unknown = [
+        ("none.weft.local.", RecordType::A),
+        ("none.", RecordType::AAAA),
+        ("9.0.32.10.in-addr.arpa.", RecordType::PTR),
+        ("_x._tcp.srv.weft.local.", RecordType::SRV),
+    ];
+    for (text, kind) in unknown {
+        assert_eq!(reply(text, kind, true), Reply::Hold, "{text}");
+        assert!(!matches!(reply(text, kind, false), Reply::Hold), "a stranger waits for nothing");
+    }
+    let known = [
+        ("web.weft.local.", RecordType::A),
+        ("web.", RecordType::AAAA),
+        ("weft.local.", RecordType::SOA),
+        ("1.0.32.10.in-addr.arpa.", RecordType::PTR),
+    ];
+    for (text, kind) in known {
+        assert!(matches!(reply(text, kind, true), Reply::Answer(..)), "{text}");
+    }
+    assert!(matches!(reply("www.example.org.", RecordType::A, true), Reply::Forward(_)));
+}
+
+/// An answer of an upstream server with so many addresses.
+fn said_of(count: u16) -> Said {
+    let mut message = Message::response(1, OpCode::Query);
+    for n in 0..count {
+        let [high, low] = n.to_be_bytes();
+        let data = RData::A(A::new(192, 0, high, low));
+        message.add_answer(Record::from_rdata(name("big.example."), 60, data));
+    }
+    Said::new(message, 0)
+}
+
+#[test]
+fn a_huge_answer_of_others_is_cut_without_being_copied_or_written_whole() {
+    let asked = query("big.example.", RecordType::A);
+    let said = said_of(4_000);
+    let form = Form::of(&asked, Carrier::Udp);
+    let mut bytes = Vec::new();
+    let memory = allocation_counter::measure(|| {
+        bytes = form.of_others(&asked.queries[0], &said, 0);
+    });
+    let answer = Message::from_vec(&bytes).unwrap();
+    assert!(answer.metadata.truncation && answer.answers.len() >= 25, "{}", answer.answers.len());
+    assert!(bytes.len() <= PLAIN_BYTES_MAX);
+    let all = 4_000 * size_of::<Record>() as u64;
+    assert!(memory.bytes_total < all / 4, "{} of {all}", memory.bytes_total);
+    // By TCP it has as many as its length of 16 bits allows.
+    let (form, said) = (Form::of(&asked, Carrier::Tcp), said_of(2_000));
+    let whole = Message::from_vec(&form.of_others(&asked.queries[0], &said, 0)).unwrap();
+    assert_eq!((whole.answers.len(), whole.metadata.truncation), (2_000, false));
+}
+
+#[test]
 fn each_kind_of_bad_query_has_its_answer_and_counter() {
     let reply = |bytes: &[u8]| ask_as(&zone(), &weft(), Carrier::Udp, true, bytes, 1);
     let code = |message: &Message| match reply(&message.to_vec().unwrap()) {
@@ -443,7 +505,7 @@ proptest! {
                 prop_assert_eq!(message.all_sections().count(), 0);
             }
             Reply::Drop(_) => {}
-            Reply::Forward(_) => prop_assert!(false, "forwarded"),
+            other => prop_assert!(false, "{other:?}"),
         }
     }
 }

@@ -8,8 +8,8 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 
 /// Questions whose answers are remembered.
 pub(crate) const ENTRIES_MAX: usize = 4_096;
-/// Bytes of answers that are remembered, as they were on the wire.
-pub(crate) const BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Memory of answers that are remembered, in bytes.
+pub(crate) const BYTES_MAX: usize = 16 * 1024 * 1024;
 /// The longest time that an answer is remembered, in seconds.
 pub(crate) const TTL_MAX_S: u32 = 3_600;
 /// The longest time that the lack of an answer is remembered, in seconds.
@@ -42,12 +42,16 @@ pub(crate) struct Said {
     pub(crate) additionals: Vec<Record>,
     /// Whether the server has verified it.
     pub(crate) authentic: bool,
-    /// Its length on the wire, in bytes.
-    pub(crate) bytes: usize,
+    /// The memory that it takes, in bytes.
+    bytes: usize,
 }
 
 impl Said {
-    pub(crate) fn new(message: Message, bytes: usize) -> Self {
+    /// `wire_bytes` is its length on the wire.
+    pub(crate) fn new(message: Message, wire_bytes: usize) -> Self {
+        // A short record may take much more memory than it has bytes: its name may be a pointer to a long one.
+        let memory = |record: &Record| size_of::<Record>() + record.name.len();
+        let bytes = wire_bytes + message.all_sections().map(memory).sum::<usize>();
         Self {
             code: message.metadata.response_code,
             authentic: message.metadata.authentic_data,
@@ -55,15 +59,6 @@ impl Said {
             authorities: message.authorities,
             additionals: message.additionals,
             bytes,
-        }
-    }
-
-    /// Gives records of the name asked for the letter case of the question.
-    pub(crate) fn take_case(&mut self, asked: &Name) {
-        for record in self.answers.iter_mut().chain(&mut self.authorities) {
-            if record.name.eq_ignore_root(asked) {
-                record.name = asked.clone();
-            }
         }
     }
 
@@ -87,17 +82,16 @@ impl Said {
         })?;
         Some(shortest.map_or(soa, |ttl| ttl.min(soa)).min(NEGATIVE_TTL_MAX_S))
     }
+}
 
-    /// The same after so many seconds.
-    fn aged(&self, seconds: u32) -> Self {
-        let mut aged = self.clone();
-        for record in
-            aged.answers.iter_mut().chain(&mut aged.authorities).chain(&mut aged.additionals)
-        {
-            record.ttl = record.ttl.min(TTL_MAX_S).saturating_sub(seconds);
-        }
-        aged
+/// A record after so many seconds, for a client that asked for a name: with the client's letter case.
+pub(crate) fn told(record: &Record, age_s: u32, asked: &Name) -> Record {
+    let mut told = record.clone();
+    told.ttl = told.ttl.min(TTL_MAX_S).saturating_sub(age_s);
+    if told.name.eq_ignore_root(asked) {
+        told.name = asked.clone();
     }
+    told
 }
 
 #[derive(Debug)]
@@ -121,11 +115,11 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// An answer that still holds, with what is left of its lifetime.
-    pub(crate) fn get(&self, now: Instant, key: &Key) -> Option<Said> {
+    /// An answer that still holds, and its age in seconds.
+    pub(crate) fn get(&self, now: Instant, key: &Key) -> Option<(&Said, u32)> {
         let entry = self.entries.get(key).filter(|entry| entry.until > now)?;
         let age = now.saturating_duration_since(entry.since).as_secs();
-        Some(entry.said.aged(u32::try_from(age).unwrap_or(u32::MAX)))
+        Some((&entry.said, u32::try_from(age).unwrap_or(u32::MAX)))
     }
 
     /// Remembers an answer, if it may be.
@@ -198,7 +192,11 @@ mod tests {
     fn positive(text: &str, ttl: u32, bytes: usize) -> Said {
         let mut message = message(ResponseCode::NoError);
         message.add_answer(Record::from_rdata(name(text), ttl, RData::A(A::new(192, 0, 2, 1))));
-        Said::new(message, bytes)
+        Said { bytes, ..Said::new(message, 0) }
+    }
+
+    fn ttl(found: Option<(&Said, u32)>) -> Option<u32> {
+        found.map(|(said, age_s)| told(&said.answers[0], age_s, &name("x.")).ttl)
     }
 
     fn negative(code: ResponseCode, soa: Option<(u32, u32)>) -> Said {
@@ -215,8 +213,8 @@ mod tests {
         let (now, mut cache) = (Instant::now(), Cache::default());
         cache.put(now, key("a.example."), positive("a.example.", 30, 50));
         let at = |seconds| now + Duration::from_secs(seconds);
-        assert_eq!(cache.get(at(10), &key("A.eXample.")).unwrap().answers[0].ttl, 20);
-        assert_eq!(cache.get(at(29), &key("a.example.")).unwrap().answers[0].ttl, 1);
+        assert_eq!(ttl(cache.get(at(10), &key("A.eXample."))), Some(20));
+        assert_eq!(ttl(cache.get(at(29), &key("a.example."))), Some(1));
         assert_eq!(cache.get(at(30), &key("a.example.")), None);
         let other = Key::new(&Query::query(name("a.example."), RecordType::AAAA), false, false);
         assert_eq!(cache.get(now, &other), None);
@@ -227,7 +225,7 @@ mod tests {
         let (now, mut cache) = (Instant::now(), Cache::default());
         cache.put(now, key("a."), positive("a.", u32::MAX, 50));
         cache.put(now, key("b."), positive("b.", 0, 50));
-        assert_eq!(cache.get(now, &key("a.")).unwrap().answers[0].ttl, TTL_MAX_S);
+        assert_eq!(ttl(cache.get(now, &key("a."))), Some(TTL_MAX_S));
         let end = now + Duration::from_secs(TTL_MAX_S.into());
         assert_eq!((cache.get(end, &key("a.")), cache.get(now, &key("b."))), (None, None));
     }
@@ -265,19 +263,33 @@ mod tests {
         );
         assert_eq!(cache.get(now, &key("n9.")), None);
         assert!(cache.get(now, &key("n10.")).is_some());
-        for n in 0..200 {
+        for n in 0..600 {
             let text = format!("big{n}.");
             cache.put(now, key(&text), positive(&text, 60, 65_535));
         }
-        assert!(cache.bytes <= BYTES_MAX && cache.entries.len() <= 64, "{}", cache.bytes);
+        assert!(cache.bytes <= BYTES_MAX && cache.entries.len() <= 256, "{}", cache.bytes);
         cache.put(now, key("huge."), positive("huge.", 60, BYTES_MAX + 1));
         assert_eq!(cache.get(now, &key("huge.")), None);
         let bytes = cache.bytes;
-        cache.put(now, key("big199."), positive("big199.", 60, 65_535));
+        cache.put(now, key("big599."), positive("big599.", 60, 65_535));
         assert_eq!(cache.bytes, bytes, "the same question takes the same place");
         cache.put(now + Duration::from_secs(60), key("x."), positive("x.", 60, 10));
         assert_eq!((cache.entries.len(), cache.bytes), (1, 10), "what has ended makes room");
         cache.clear();
         assert_eq!((cache.entries.len(), cache.bytes), (0, 0));
+    }
+
+    #[test]
+    fn records_count_by_their_memory_and_not_by_what_is_left_of_them_on_the_wire() {
+        let long = name(&format!("{}.", ["l".repeat(62).as_str(); 4].join(".")));
+        let mut message = message(ResponseCode::NoError);
+        for n in 0..200 {
+            let data = RData::A(A::new(192, 0, 2, n));
+            message.add_answer(Record::from_rdata(long.clone(), 60, data));
+        }
+        // Most names are pointers there.
+        let wire = message.to_vec().unwrap().len();
+        assert!(wire < 100 * long.len(), "{wire}");
+        assert!(Said::new(message, wire).bytes > 200 * long.len());
     }
 }

@@ -4,6 +4,7 @@
 //! random id, and repeat the question in its random letter case. A server that changes the case is asked again
 //! by TCP.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,10 @@ pub(crate) const SERVER_WAIT_MS: u64 = 1_200;
 pub(crate) const EXCHANGE_LIMIT_MS: u64 = 4_500;
 /// How often each server is asked.
 const ROUNDS: usize = 2;
+/// Bytes of a message before its question (RFC 1035 section 4.1.1).
+const HEADER_BYTES: usize = 12;
+/// The longest label of a name, in bytes.
+const LABEL_BYTES_MAX: u8 = 63;
 
 /// A question as it goes to one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +70,8 @@ pub(crate) struct Exchange {
     /// Servers asked so far, each round anew.
     turn: usize,
     manner: Manner,
+    /// Servers that did not answer, or cannot be reached.
+    silent: BTreeSet<SocketAddr>,
     id: u16,
     /// The name as sent.
     sent: Name,
@@ -91,6 +98,7 @@ impl Exchange {
             until: now + Duration::from_millis(EXCHANGE_LIMIT_MS),
             turn: 0,
             manner: Manner { edns: true, tcp: false },
+            silent: BTreeSet::new(),
             id: 0,
             sent,
             rng: StdRng::seed_from_u64(seed),
@@ -103,6 +111,8 @@ impl Exchange {
             return None;
         }
         let to = *self.servers.get(self.turn % self.servers.len())?;
+        // Some old servers and firewalls drop queries with EDNS. A client of DNSSEC needs it.
+        self.manner.edns &= self.dnssec || !self.silent.contains(&to);
         let [high, low, ..] = self.rng.next_u32().to_be_bytes();
         self.id = u16::from_be_bytes([high, low]);
         self.sent = random_case(&self.query.name, &mut self.rng)?;
@@ -119,12 +129,26 @@ impl Exchange {
             mark(&mut edns, &self.marker);
             message.set_edns(edns);
         }
-        let until = self.until.min(now + Duration::from_millis(SERVER_WAIT_MS));
+        // The last server that is asked has all the time that is left.
+        let is_last = self.turn + 1 == self.servers.len() * ROUNDS;
+        let wait = now + Duration::from_millis(SERVER_WAIT_MS);
+        let until = if is_last { self.until } else { self.until.min(wait) };
         Some(Try { to, tcp: self.manner.tcp, bytes: message.to_vec().ok()?, until })
     }
 
     /// A server has not answered, or cannot be reached.
     pub(crate) fn handle_failure(&mut self) {
+        let count = self.servers.len().max(1);
+        self.silent.extend(self.servers.get(self.turn % count));
+        self.turn_to_next();
+    }
+
+    /// Whether a server has not answered or cannot be reached.
+    pub(crate) fn has_silent_server(&self) -> bool {
+        !self.silent.is_empty()
+    }
+
+    const fn turn_to_next(&mut self) {
         self.turn += 1;
         self.manner = Manner { edns: true, tcp: false };
     }
@@ -164,6 +188,8 @@ impl Exchange {
         }
         match metadata.response_code {
             ResponseCode::NoError | ResponseCode::NXDomain => {
+                // The names in it may point into the question, whose case is random.
+                let message = Message::from_vec(&with_plain_question(bytes)).unwrap_or(message);
                 Verdict::Done(Box::new(Said::new(message, bytes.len())))
             }
             // BADVERS is read as BADSIG, which has the same number.
@@ -177,11 +203,25 @@ impl Exchange {
                 Verdict::Again
             }
             _ => {
-                self.handle_failure();
+                self.turn_to_next();
                 Verdict::Again
             }
         }
     }
+}
+
+/// The message with the name of its question in lower case.
+fn with_plain_question(bytes: &[u8]) -> Vec<u8> {
+    let mut plain = bytes.to_vec();
+    let mut at = HEADER_BYTES;
+    while let Some(length) = plain.get(at).filter(|it| (1..=LABEL_BYTES_MAX).contains(*it)) {
+        let label = at + 1..at + 1 + usize::from(*length);
+        at = label.end;
+        if let Some(label) = plain.get_mut(label) {
+            label.make_ascii_lowercase();
+        }
+    }
+    plain
 }
 
 /// The name with the case of each letter chosen at random (draft-vixie-dnsext-dns0x20).

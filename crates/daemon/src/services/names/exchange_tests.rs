@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::rdata::{A, CNAME};
 use hickory_proto::rr::{RData, Record, RecordType};
 use proptest::prelude::*;
 
@@ -48,9 +48,43 @@ fn an_honest_answer_is_taken() {
             .any(|(code, _)| u16::from(*code) == super::super::answer::MARKER_CODE)
     );
     let Verdict::Done(said) = exchange.handle_answer(&reply(&first, |_| {})) else { panic!() };
-    let mut said = *said;
-    said.take_case(&name("www.Example.org."));
-    assert!(said.answers[0].name.eq_case(&name("www.Example.org.")));
+    let asked = name("www.Example.org.");
+    let told = super::super::cache::told(&said.answers[0], 0, &asked);
+    assert!(told.name.eq_case(&asked));
+}
+
+#[test]
+fn names_in_an_answer_do_not_keep_the_random_letters_that_they_point_to() {
+    let now = Instant::now();
+    for seed in 0..16 {
+        let mut exchange = exchange(now, 1, seed);
+        let sent = exchange.next(now).unwrap();
+        let bytes = reply(&sent, |it| {
+            let asked = it.queries[0].name.clone();
+            let target = asked.base_name().prepend_label("web").unwrap();
+            it.answers = vec![Record::from_rdata(asked, 60, RData::CNAME(CNAME(target)))];
+        });
+        let Verdict::Done(said) = exchange.handle_answer(&bytes) else { panic!() };
+        let RData::CNAME(CNAME(target)) = &said.answers[0].data else { panic!("{said:?}") };
+        assert!(target.eq_case(&name("web.example.org.")), "{target}");
+    }
+}
+
+#[test]
+fn a_silent_server_is_asked_without_edns_and_the_last_one_has_all_the_time() {
+    let now = Instant::now();
+    let edns = |sent: &Try| Message::from_vec(&sent.bytes).unwrap().edns.is_some();
+    for dnssec in [false, true] {
+        let query = Query::query(name("a."), RecordType::A);
+        let mut exchange = Exchange::new(now, query, (dnssec, false), servers(1), [7; 8], 1);
+        let first = exchange.next(now).unwrap();
+        assert!(edns(&first) && !exchange.has_silent_server());
+        assert_eq!(first.until, now + Duration::from_millis(SERVER_WAIT_MS));
+        exchange.handle_failure();
+        let last = exchange.next(first.until).unwrap();
+        assert_eq!((edns(&last), exchange.has_silent_server()), (dnssec, true));
+        assert_eq!(last.until, now + Duration::from_millis(EXCHANGE_LIMIT_MS));
+    }
 }
 
 #[test]

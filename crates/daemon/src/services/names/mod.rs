@@ -13,11 +13,14 @@ mod server;
 mod sockets;
 mod throttle;
 mod upstream;
+mod waiting;
 mod zone;
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
@@ -36,6 +39,9 @@ use crate::upkeep::warnings::Warnings;
 
 /// The file of names given by hand.
 const NAMES_FILE: &str = "names.json";
+/// How long after the start a query for an unknown name may wait for hosts to tell their names, in milliseconds.
+/// Less than the 5 s after which clients ask again.
+const START_HOLD_MS: u64 = 3_000;
 /// Sources that a listener on an address of the host serves: its own and neighbouring networks, not the Internet.
 const PRIVATE: [&str; 9] = [
     "127.0.0.0/8",
@@ -57,11 +63,17 @@ pub(crate) struct Names {
     upstreams: Vec<SocketAddr>,
     /// Addresses on which queries are answered.
     listeners: watch::Sender<Vec<Listener>>,
+    /// Those that are open.
+    served: watch::Sender<BTreeSet<SocketAddr>>,
     zone: watch::Sender<Arc<Zone>>,
     /// The core's count of changes.
     changed: watch::Sender<u64>,
     /// Names given by hand, as saved.
     added: Mutex<Vec<NameRecord>>,
+    /// When the names of hosts that are still silent are waited for no longer.
+    settles_by: Instant,
+    /// Whether the containers of the last run are attached again.
+    restored: AtomicBool,
     /// Held during a change, which waits for the disk.
     changing: Mutex<()>,
     store: Store,
@@ -93,9 +105,12 @@ impl Names {
             domain,
             upstreams,
             listeners: watch::Sender::new(listeners),
+            served: watch::Sender::default(),
             zone: watch::Sender::new(zone),
             changed: watch::Sender::new(0),
             added: Mutex::new(saved.into_iter().filter(|it| it.fault().is_none()).collect()),
+            settles_by: Instant::now() + Duration::from_millis(START_HOLD_MS),
+            restored: AtomicBool::new(false),
             changing: Mutex::default(),
             store,
             warnings: Warnings::default(),
@@ -106,6 +121,25 @@ impl Names {
     /// By this the core says that names have changed.
     pub(crate) fn bell(&self) -> watch::Sender<u64> {
         self.changed.clone()
+    }
+
+    /// The addresses at which queries are answered now.
+    pub(crate) fn served(&self) -> watch::Receiver<BTreeSet<SocketAddr>> {
+        self.served.subscribe()
+    }
+
+    /// The containers of the last run are attached again, as far as they can be.
+    pub(crate) fn set_restored(&self) {
+        self.restored.store(true, Ordering::Relaxed);
+    }
+
+    fn is_restored(&self) -> bool {
+        self.restored.load(Ordering::Relaxed)
+    }
+
+    /// The domain of the names, without the final dot.
+    pub(crate) fn domain(&self) -> String {
+        self.domain.to_ascii().trim_end_matches('.').to_owned()
     }
 
     /// Problems of this host, which all parts of the daemon share.

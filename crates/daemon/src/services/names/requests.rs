@@ -11,7 +11,7 @@ use weft_api::{
 use weft_crypto::PeerId;
 use weft_mesh::{NamePort, NameRecord, Transport, limits};
 
-use super::zone::{DEFAULT_NETWORK, Entry, Found, Scope, Zone};
+use super::zone::{DEFAULT_NETWORK, Entry, Found, Scope, Zone, is_reserved};
 use super::{NAMES_FILE, Names};
 use crate::core::control::Request;
 
@@ -98,7 +98,8 @@ impl Names {
             addresses: request.addresses,
             ports,
         };
-        if let Some(fault) = record.fault() {
+        let reserved = is_reserved(&record.name).then_some("the name means each machine itself");
+        if let Some(fault) = record.fault().or(reserved) {
             let text = format!("{} is not added: {fault}", request.name);
             return Err(ApiError::new(ErrorKind::BadRequest, text));
         }
@@ -358,6 +359,7 @@ mod tests {
         let bad = [
             add("", &["192.0.2.1"]),
             add("a b", &["192.0.2.1"]),
+            add("LocalHost", &["192.0.2.1"]),
             add("\u{e4}", &["192.0.2.1"]),
             add(&"a.".repeat(100), &["192.0.2.1"]),
             add("a", &[]),

@@ -7,36 +7,40 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hickory_proto::op::{Query, ResponseCode};
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::Name;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::Names;
-use super::answer::{Asked, Carrier, Form, Forward, Reply, answer, new_marker};
-use super::cache::{Cache, Key, Said};
+use super::answer::{Asked, Carrier, Forward, Reply, answer, new_marker};
+use super::cache::{Cache, Key};
 use super::counters::Counter;
 use super::exchange::Exchange;
-use super::sockets::{Back, Incoming, Intake, Listener, ask, bind, listen};
+use super::sockets::{Back, Heard, Incoming, Intake, Listener, ask, bind, listen};
 use super::throttle::{Rate, Throttle};
 use super::upstream::{RESOLV_CONF, RESOLV_CONF_BYTES_MAX, parse, usable};
+use super::waiting::{Waiter, Waiting};
 use super::zone::{DEFAULT_NETWORK, Feed, NetworkInfo, Zone};
 use crate::core::control::{NamesSnapshot, Request, sleep_until};
 use crate::services::supervisor::Pulse;
 
 /// Queries that wait for the service.
 const QUEUE_MAX: usize = 1_024;
-/// Questions under way upstream.
-const EXCHANGES_MAX: usize = 512;
-/// Clients that wait for the answer to one of them.
-const WAITERS_MAX: usize = 64;
+/// Queries for names that a host may tell of soon after the start.
+const HELD_MAX: usize = 1_024;
 /// Queries of one client.
 const RATE: Rate = Rate { per_s: 5_000, burst: 10_000 };
 /// Questions of one client that go upstream.
 const UPSTREAM_RATE: Rate = Rate { per_s: 200, burst: 400 };
 /// The shortest time between two looks at the names of the mesh, in milliseconds.
 const FEED_PAUSE_MS: u64 = 100;
+/// The longest such time, in milliseconds, where a look takes long.
+const FEED_PAUSE_MAX_MS: u64 = 5_000;
+/// The pause after a look, as a multiple of the time that it took: it takes the core's time, too.
+const FEED_PAUSE_FACTOR: u32 = 10;
 /// The time that the core has to tell the names, in milliseconds.
 const FEED_LIMIT_MS: u64 = 5_000;
 /// The interval between looks at resolv.conf, in milliseconds.
@@ -67,15 +71,17 @@ enum Event {
 /// A task that has ended.
 enum Ended {
     Listener(SocketAddr, io::Error),
-    Exchange(Key, Option<(Said, SocketAddr)>),
-    Fed(Option<NamesSnapshot>),
+    Exchange(Key, Option<Heard>),
+    Built(Option<Built>),
 }
 
-/// A client that waits for an upstream server.
-struct Waiter {
-    query: Query,
-    form: Form,
-    back: Back,
+/// A new zone.
+struct Built {
+    feed: Arc<Feed>,
+    zone: Arc<Zone>,
+    /// Whether the mesh had told all names.
+    is_complete: bool,
+    took: Duration,
 }
 
 /// The marks by which a changed file is known: device, inode, length, time of change.
@@ -93,7 +99,10 @@ struct Server {
     open: BTreeMap<SocketAddr, (Listener, AbortHandle)>,
     tasks: JoinSet<Ended>,
     cache: Cache,
-    waiting: BTreeMap<Key, Vec<Waiter>>,
+    waiting: Waiting,
+    /// Queries that wait until the zone is settled; nobody asks for that then.
+    held: Vec<Incoming>,
+    is_settled: bool,
     upstream_throttle: Throttle,
     rng: StdRng,
     marker: [u8; 8],
@@ -103,15 +112,15 @@ struct Server {
     resolv_conf: Option<Mark>,
     /// The input of the choice of servers: the configured ones, and this daemon's addresses.
     chosen_from: Option<(Vec<SocketAddr>, BTreeSet<SocketAddr>)>,
-    /// A look at the names is under way.
-    feeding: bool,
+    /// A new zone is under way.
+    building: bool,
     /// They have changed since.
     is_stale: bool,
     feed_at: Instant,
     look_at: Instant,
     bind_at: Option<Instant>,
     /// The last feed, to build from again when a host has been gone for long enough.
-    feed: Option<Feed>,
+    feed: Option<Arc<Feed>>,
 }
 
 impl Server {
@@ -119,7 +128,8 @@ impl Server {
         let now = Instant::now();
         let (sender, queries) = mpsc::channel(QUEUE_MAX);
         let throttle = Arc::new(Mutex::new(Throttle::new(now, RATE)));
-        let intake = Intake { queue: sender, throttle, counters: names.counters.clone() };
+        let (counters, zone) = (names.counters.clone(), names.zone.subscribe());
+        let intake = Intake { queue: sender, throttle, counters, zone };
         let mut rng = StdRng::from_seed(rand::random());
         let marker = new_marker(&mut rng);
         let mut listeners = names.listeners.subscribe();
@@ -133,7 +143,9 @@ impl Server {
             open: BTreeMap::new(),
             tasks: JoinSet::new(),
             cache: Cache::default(),
-            waiting: BTreeMap::new(),
+            waiting: Waiting::default(),
+            held: Vec::new(),
+            is_settled: false,
             upstream_throttle: Throttle::new(now, UPSTREAM_RATE),
             rng,
             marker,
@@ -141,7 +153,7 @@ impl Server {
             preferred: None,
             resolv_conf: None,
             chosen_from: None,
-            feeding: false,
+            building: false,
             is_stale: true,
             feed_at: now,
             look_at: now,
@@ -160,8 +172,12 @@ impl Server {
     }
 
     async fn next(&mut self) -> Event {
-        let feed_at = (self.is_stale && !self.feeding).then_some(self.feed_at);
-        let times = [feed_at, Some(self.look_at), self.bind_at, self.zone.next_expiry()];
+        let feed_at = self.is_stale.then_some(self.feed_at);
+        let expiry = self.feed.as_ref().and(self.zone.next_expiry());
+        let built = [feed_at, expiry].into_iter().flatten().min();
+        let built = built.filter(|_| !self.building);
+        let settled = (!self.is_settled).then_some(self.names.settles_by);
+        let times = [built, settled, Some(self.look_at), self.bind_at];
         let next = times.into_iter().flatten().min();
         tokio::select! {
             Some(incoming) = self.queries.recv() => Event::Query(incoming),
@@ -180,9 +196,10 @@ impl Server {
         match event {
             Event::Query(incoming) => self.handle_query(incoming),
             Event::Ended(Ended::Exchange(key, said)) => self.handle_said(key, said),
-            Event::Ended(Ended::Fed(feed)) => self.handle_feed(feed),
+            Event::Ended(Ended::Built(built)) => self.handle_built(built),
             Event::Ended(Ended::Listener(address, error)) => {
                 self.open.remove(&address);
+                self.tell_served();
                 tracing::warn!(%address, %error, "DNS is not answered for a moment");
                 self.bind_at = Some(Instant::now() + Duration::from_millis(BIND_RETRY_MS));
             }
@@ -194,14 +211,19 @@ impl Server {
 
     async fn handle_time(&mut self) {
         let now = Instant::now();
-        if self.is_stale && !self.feeding && self.feed_at <= now {
-            self.is_stale = false;
-            self.feeding = true;
-            self.feed_at = now + Duration::from_millis(FEED_PAUSE_MS);
-            self.tasks.spawn(ask_core(self.control.clone()));
+        if self.is_stale && !self.building && self.feed_at <= now {
+            (self.is_stale, self.building) = (false, true);
+            self.tasks.spawn(look(Arc::clone(&self.names), self.control.clone()));
+        } else if !self.building
+            && self.zone.next_expiry().is_some_and(|at| at <= now)
+            && let Some(feed) = self.feed.clone()
+        {
+            self.building = true;
+            let domain = self.names.domain.clone();
+            self.tasks.spawn(async move { Ended::Built(build(domain, feed, false).await) });
         }
-        if self.zone.next_expiry().is_some_and(|at| at <= now) {
-            self.build(now);
+        if !self.is_settled && self.names.settles_by <= now {
+            self.settle();
         }
         if self.look_at <= now {
             self.look_at = now + Duration::from_millis(RESOLV_CONF_LOOK_MS);
@@ -215,29 +237,44 @@ impl Server {
 
 impl Server {
     fn handle_query(&mut self, incoming: Incoming) {
-        let Incoming { bytes, source, listener, back } = incoming;
-        let is_client = listener.clients.iter().any(|net| net.contains(&source))
-            || self.zone.has_in_range(&listener.scope, source);
-        let carrier = match back {
-            Back::Udp(..) => Carrier::Udp,
-            Back::Tcp(_) => Carrier::Tcp,
+        let Incoming { bytes, client, listener, back } = incoming;
+        let asked = Asked {
+            bytes: &bytes,
+            carrier: match back {
+                Back::Udp(..) => Carrier::Udp,
+                Back::Tcp(_) => Carrier::Tcp,
+            },
+            is_client: client.is_served,
+            is_settled: self.is_settled,
+            scope: &listener.scope,
+            server: listener.address.ip(),
         };
-        let server = listener.address.ip();
-        let asked = Asked { bytes: &bytes, carrier, is_client, scope: &listener.scope, server };
         match answer(&self.zone, &self.marker, &asked, self.rng.next_u64()) {
             Reply::Answer(bytes, counter) => {
                 self.names.counters.count(counter);
                 back.send(bytes, &self.names.counters);
             }
             Reply::Drop(counter) => self.names.counters.count(counter),
+            Reply::Hold if self.held.len() < HELD_MAX => {
+                self.held.push(Incoming { bytes, client, listener, back });
+            }
+            Reply::Hold => self.names.counters.count(Counter::Overloaded),
             Reply::Forward(forward) => {
                 let Forward { query, form } = *forward;
-                let waiter = Waiter { query, form, back };
+                let waiter = Waiter { query, form, back, client: client.key };
                 if !listener.forwards {
                     return self.refuse(waiter, Counter::Refused);
                 }
-                self.forward(waiter, source);
+                self.forward(waiter);
             }
+        }
+    }
+
+    /// The zone has the names of all hosts, or has waited long enough.
+    fn settle(&mut self) {
+        self.is_settled = true;
+        for incoming in std::mem::take(&mut self.held) {
+            self.handle_query(incoming);
         }
     }
 
@@ -249,37 +286,34 @@ impl Server {
 
     /// Answers from the cache, or asks the upstream servers. A question that is under way already is not asked
     /// again: so a query that comes back to this daemon, unseen by its marker, makes no other.
-    fn forward(&mut self, waiter: Waiter, source: std::net::IpAddr) {
+    fn forward(&mut self, waiter: Waiter) {
         let now = Instant::now();
         let key = waiter.form.key(&waiter.query);
-        if let Some(said) = self.cache.get(now, &key) {
+        if let Some((said, age_s)) = self.cache.get(now, &key) {
             self.names.counters.count(Counter::Cached);
-            return self.tell(waiter, Some(&said));
+            let bytes = waiter.form.of_others(&waiter.query, said, age_s);
+            return waiter.back.send(bytes, &self.names.counters);
         }
-        if let Some(waiters) = self.waiting.get_mut(&key) {
-            if waiters.len() >= WAITERS_MAX {
-                return self.refuse(waiter, Counter::Busy);
-            }
-            self.names.counters.count(Counter::Joined);
-            waiters.push(waiter);
-            return;
-        }
-        if !self.upstream_throttle.admit(now, source) {
+        let is_new = !self.waiting.has(&key);
+        if is_new && !self.upstream_throttle.admit(now, waiter.client) {
             return self.refuse(waiter, Counter::RateLimited);
         }
-        if self.waiting.len() >= EXCHANGES_MAX {
-            return self.refuse(waiter, Counter::Busy);
+        let (query, form) = (waiter.query.clone(), waiter.form);
+        if let Err(waiter) = self.waiting.add(&key, waiter) {
+            return self.refuse(*waiter, Counter::Busy);
+        }
+        if !is_new {
+            return self.names.counters.count(Counter::Joined);
         }
         self.names.counters.count(Counter::Forwarded);
         let exchange = Exchange::new(
             now,
-            waiter.query.clone(),
-            (waiter.form.dnssec, waiter.form.is_unchecked()),
+            query,
+            (form.dnssec, form.is_unchecked()),
             self.servers(now),
             self.marker,
             self.rng.next_u64(),
         );
-        self.waiting.insert(key.clone(), vec![waiter]);
         let counters = self.names.counters.clone();
         self.tasks.spawn(async move { Ended::Exchange(key, ask(exchange, counters).await) });
     }
@@ -292,27 +326,23 @@ impl Server {
         servers
     }
 
-    fn handle_said(&mut self, key: Key, said: Option<(Said, SocketAddr)>) {
+    fn handle_said(&mut self, key: Key, heard: Option<Heard>) {
         let now = Instant::now();
-        let said = said.map(|(said, server)| {
-            if self.servers(now).first() != Some(&server) {
-                self.preferred = Some((server, now + Duration::from_millis(PREFERENCE_MS)));
-            }
-            said
-        });
-        let waiters = self.waiting.remove(&key).unwrap_or_default();
-        for waiter in waiters {
-            self.tell(waiter, said.as_ref());
+        for waiter in self.waiting.take(&key) {
+            self.tell(waiter, heard.as_ref());
         }
-        if let Some(said) = said {
-            self.cache.put(now, key, said);
+        let Some(Heard { said, server, after_silence }) = heard else { return };
+        // A server that refuses one name may be the only one that knows others: it stays the first.
+        if after_silence && self.servers(now).first() != Some(&server) {
+            self.preferred = Some((server, now + Duration::from_millis(PREFERENCE_MS)));
         }
+        self.cache.put(now, key, said);
     }
 
-    fn tell(&self, waiter: Waiter, said: Option<&Said>) {
-        let Waiter { query, form, back } = waiter;
-        let bytes = match said {
-            Some(said) => form.of_others(&query, said),
+    fn tell(&self, waiter: Waiter, heard: Option<&Heard>) {
+        let Waiter { query, form, back, .. } = waiter;
+        let bytes = match heard {
+            Some(heard) => form.of_others(&query, &heard.said, 0),
             None => {
                 self.names.counters.count(Counter::Failed);
                 form.empty(&query, ResponseCode::ServFail)
@@ -323,23 +353,28 @@ impl Server {
 }
 
 impl Server {
-    fn handle_feed(&mut self, names: Option<NamesSnapshot>) {
-        self.feeding = false;
-        match names {
-            Some(NamesSnapshot { hosts, ranges, revision }) => {
-                // One network until the mesh has several.
-                let networks = vec![NetworkInfo { name: DEFAULT_NETWORK.to_owned(), ranges }];
-                self.feed = Some(Feed { local: self.names.local, hosts, networks, revision });
-                self.build(Instant::now());
-            }
-            // The core is busy or ends.
-            None => self.is_stale = true,
+    fn handle_built(&mut self, built: Option<Built>) {
+        self.building = false;
+        // Without an answer, the core is busy or ends.
+        let took = built.as_ref().map_or(Duration::ZERO, |built| built.took);
+        self.feed_at = Instant::now() + pause_after(took);
+        let Some(Built { feed, zone, is_complete, .. }) = built else {
+            self.is_stale = true;
+            return;
+        };
+        self.feed = Some(feed);
+        self.show(zone);
+        if self.is_settled {
+            return;
+        }
+        match is_complete && self.names.is_restored() {
+            true => self.settle(),
+            // No bell rings for that.
+            false => self.is_stale = true,
         }
     }
 
-    fn build(&mut self, now: Instant) {
-        let Some(feed) = &self.feed else { return };
-        let zone = Arc::new(Zone::build(now, &self.names.domain, feed));
+    fn show(&mut self, zone: Arc<Zone>) {
         let (unfit, overflow) = zone.left_out();
         let mut warnings = Vec::new();
         if unfit > 0 {
@@ -389,7 +424,17 @@ impl Server {
             self.bind_at = Some(Instant::now() + Duration::from_millis(BIND_RETRY_MS));
         }
         self.names.warnings.set("dns addresses", failed);
+        self.tell_served();
         self.choose_upstreams();
+    }
+
+    fn tell_served(&self) {
+        let open: BTreeSet<SocketAddr> = self.open.keys().copied().collect();
+        self.names.served.send_if_modified(|served| {
+            let is_new = *served != open;
+            *served = open;
+            is_new
+        });
     }
 
     /// Chooses the upstream servers anew if the file or this daemon's own addresses have changed.
@@ -444,15 +489,45 @@ impl Server {
     }
 }
 
-/// Asks the core for all names.
-async fn ask_core(control: mpsc::Sender<Request>) -> Ended {
+/// Asks the core for all names, and builds the zone of them.
+async fn look(names: Arc<Names>, control: mpsc::Sender<Request>) -> Ended {
+    let begun = Instant::now();
     let (reply, answer) = oneshot::channel();
     let fed = async {
         control.send(Request::Names { reply }).await.ok()?;
         answer.await.ok()
     };
     let limit = Duration::from_millis(FEED_LIMIT_MS);
-    Ended::Fed(tokio::time::timeout(limit, fed).await.ok().flatten())
+    let fed = tokio::time::timeout(limit, fed).await.ok().flatten();
+    let Some(NamesSnapshot { hosts, ranges, revision, is_complete }) = fed else {
+        return Ended::Built(None);
+    };
+    // One network until the mesh has several.
+    let networks = vec![NetworkInfo { name: DEFAULT_NETWORK.to_owned(), ranges }];
+    let feed = Arc::new(Feed { local: names.local, hosts, networks, revision });
+    let built = build(names.domain.clone(), feed, is_complete).await;
+    Ended::Built(built.map(|built| Built { took: begun.elapsed(), ..built }))
+}
+
+/// Builds a zone on a thread of its own: in a large mesh it takes longer than queries can wait.
+async fn build(domain: Name, feed: Arc<Feed>, is_complete: bool) -> Option<Built> {
+    let begun = Instant::now();
+    let work = move || {
+        let zone = Arc::new(Zone::build(begun, &domain, &feed));
+        Built { feed, zone, is_complete, took: begun.elapsed() }
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(built) => Some(built),
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => None,
+    }
+}
+
+/// The pause before the next look at the names, after one that took so long.
+fn pause_after(took: Duration) -> Duration {
+    let (least, most) = (FEED_PAUSE_MS, FEED_PAUSE_MAX_MS);
+    took.saturating_mul(FEED_PAUSE_FACTOR)
+        .clamp(Duration::from_millis(least), Duration::from_millis(most))
 }
 
 /// The index of an interface of the host.

@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use hickory_proto::op::{Edns, Message, MessageType, OpCode};
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -35,6 +36,8 @@ struct Service {
     names: Arc<Names>,
     /// Names that the core has besides those given by hand.
     known: Arc<Mutex<Vec<NameRecord>>>,
+    /// Whether the core says that these are all.
+    complete: Arc<AtomicBool>,
     supervisor: Supervisor,
     _dir: tempfile::TempDir,
 }
@@ -46,10 +49,15 @@ fn listener(address: SocketAddr) -> Listener {
 }
 
 async fn start(upstreams: Vec<SocketAddr>) -> Service {
+    start_with(upstreams, true).await
+}
+
+async fn start_with(upstreams: Vec<SocketAddr>, is_complete: bool) -> Service {
     let address = free_address().await;
     let dir = tempfile::tempdir().unwrap();
     let (control, mut requests) = mpsc::channel(16);
     let known = Arc::new(Mutex::new(Vec::new()));
+    let complete = Arc::new(AtomicBool::new(is_complete));
     let local = PeerId::from_bytes([1; 32]);
     let feed = Feed { local, hosts: Vec::new(), networks: Vec::new(), revision: 0 };
     let domain = name("weft.local.");
@@ -59,15 +67,18 @@ async fn start(upstreams: Vec<SocketAddr>) -> Service {
         domain,
         upstreams,
         listeners: watch::Sender::new(vec![listener(address)]),
+        served: watch::Sender::default(),
         zone: watch::Sender::new(zone),
         changed: watch::Sender::new(0),
         added: Mutex::default(),
+        settles_by: Instant::now() + LIMIT,
+        restored: AtomicBool::new(true),
         changing: Mutex::default(),
         store: Store::open(dir.path()).unwrap(),
         warnings: Warnings::default(),
         counters: Counters::default(),
     });
-    let (table, bell) = (Arc::clone(&known), names.bell());
+    let (table, bell, all) = (Arc::clone(&known), names.bell(), Arc::clone(&complete));
     tokio::spawn(async move {
         let mut given = Vec::new();
         while let Some(request) = requests.recv().await {
@@ -81,6 +92,7 @@ async fn start(upstreams: Vec<SocketAddr>) -> Service {
                         hosts: vec![host],
                         ranges,
                         revision: *bell.borrow(),
+                        is_complete: all.load(Ordering::Relaxed),
                     });
                 }
                 Request::SetNames { names, reply } => {
@@ -95,7 +107,7 @@ async fn start(upstreams: Vec<SocketAddr>) -> Service {
     let mut supervisor = Supervisor::new(tokio::runtime::Handle::current(), Health::default());
     let own = Arc::clone(&names);
     supervisor.start("names", move |pulse| serve(Arc::clone(&own), control.clone(), pulse));
-    let service = Service { address, names, known, supervisor, _dir: dir };
+    let service = Service { address, names, known, complete, supervisor, _dir: dir };
     service.give("web", [10, 32, 0, 1].into()).await;
     service
 }
@@ -286,14 +298,15 @@ async fn a_server_that_fails_is_followed_by_the_next_and_a_long_answer_comes_by_
             }
             Some(())
         };
-        for first in [fails, silent] {
+        for (first, is_silent) in [(fails, false), (silent, true)] {
             let ((one, asked), two) = (upstream(first).await, upstream(long).await.0);
             let service = start(vec![one, two]).await;
             assert_eq!(service.udp("long.example.org").await.answers.len(), 1);
             for n in 0..5 {
                 service.udp(&format!("n{n}.example.org")).await;
             }
-            assert_eq!(asked.lock().unwrap().len(), 1, "the one that answers is asked first");
+            // A silent one is asked last for a while. One that refuses a name may be the one that knows others.
+            assert_eq!(asked.lock().unwrap().len(), if is_silent { 1 } else { 6 });
         }
         let service = start(vec![upstream(fails).await.0]).await;
         let answer = service.udp("a.example.org").await;
@@ -395,13 +408,54 @@ async fn a_client_over_its_rate_is_counted_and_others_are_answered() {
 }
 
 #[tokio::test]
-async fn strangers_are_refused_and_idle_connections_are_bounded() {
+async fn a_name_that_its_host_tells_late_is_answered_late_and_not_denied() {
+    in_time(async {
+        let service = Arc::new(start_with(vec![], false).await);
+        let ask = |text: &'static str| {
+            let service = Arc::clone(&service);
+            tokio::spawn(async move { service.udp(text).await })
+        };
+        let (late, none) = (ask("late.weft.local"), ask("none.weft.local"));
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert!(!late.is_finished() && !none.is_finished());
+        service.give("late", [10, 32, 0, 9].into()).await;
+        assert!(!none.is_finished());
+        service.complete.store(true, Ordering::Relaxed);
+        let (late, none) = (late.await.unwrap(), none.await.unwrap());
+        assert_eq!(late.answers[0].data, RData::A(A::new(10, 32, 0, 9)));
+        assert_eq!(none.metadata.response_code, ResponseCode::NXDomain);
+        assert_eq!(ask("other.weft.local").await.unwrap().answers.len(), 0);
+    })
+    .await;
+}
+
+#[test]
+fn a_look_that_takes_long_is_followed_by_a_longer_pause() {
+    let ms = Duration::from_millis;
+    let pauses = [ms(0), ms(10), ms(50), ms(400), ms(60_000)].map(pause_after);
+    assert_eq!(pauses, [ms(100), ms(100), ms(500), ms(4_000), ms(5_000)]);
+}
+
+#[tokio::test]
+async fn strangers_are_refused_and_hold_no_connection() {
     in_time(async {
         let service = start(vec![]).await;
         let strange = Listener { clients: vec![], ..listener(service.address) };
         service.names.listeners.send_replace(vec![strange]);
         while service.udp("web").await.metadata.response_code != ResponseCode::Refused {}
-        assert!(service.count(Counter::Strangers) > 0);
+        let before = service.count(Counter::Strangers);
+        assert!(before > 0);
+        let mut stream = TcpStream::connect(service.address).await.unwrap();
+        assert!(stream.read_u16().await.is_err(), "closed before it asks");
+        assert_eq!(service.count(Counter::Strangers), before + 1);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn idle_connections_are_bounded() {
+    in_time(async {
+        let service = start(vec![]).await;
         let mut open = Vec::new();
         for _ in 0..super::super::sockets::CONNECTIONS_PER_CLIENT_MAX + 1 {
             open.push(TcpStream::connect(service.address).await.unwrap());

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{timeout, timeout_at};
 
@@ -17,8 +17,8 @@ use super::answer::{QUERY_BYTES_MAX, STREAM_BYTES_MAX};
 use super::cache::Said;
 use super::counters::{Counter, Counters};
 use super::exchange::{EXCHANGE_LIMIT_MS, Exchange, Try, Verdict};
-use super::throttle::Throttle;
-use super::zone::Scope;
+use super::throttle::{Throttle, client_of};
+use super::zone::{Scope, Zone};
 
 /// Connections of all clients to one listener.
 pub(crate) const CONNECTIONS_MAX: usize = 256;
@@ -30,6 +30,8 @@ const CONNECTION_IDLE_MS: u64 = 10_000;
 const WRITE_LIMIT_MS: u64 = 5_000;
 /// Pause after an error of a socket that may pass, in milliseconds.
 const ERROR_PAUSE_MS: u64 = 100;
+/// The longest answer of an upstream server by UDP that is read, in bytes; it is asked for less.
+const REPLY_BYTES_MAX: usize = 4_096;
 /// Answers of one server that do not belong to the question, after which the server counts as silent: somebody
 /// may be guessing.
 const MISMATCHES_MAX: usize = 64;
@@ -47,11 +49,20 @@ pub(crate) struct Listener {
     pub(crate) forwards: bool,
 }
 
+/// The source of a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Client {
+    /// Its name in tables of clients.
+    pub(crate) key: IpAddr,
+    /// Whether the listener serves it.
+    pub(crate) is_served: bool,
+}
+
 /// A query that came in.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     pub(crate) bytes: Vec<u8>,
-    pub(crate) source: IpAddr,
+    pub(crate) client: Client,
     pub(crate) listener: Arc<Listener>,
     pub(crate) back: Back,
 }
@@ -84,12 +95,21 @@ pub(crate) struct Intake {
     pub(crate) queue: mpsc::Sender<Incoming>,
     pub(crate) throttle: Arc<Mutex<Throttle>>,
     pub(crate) counters: Counters,
+    pub(crate) zone: watch::Receiver<Arc<Zone>>,
 }
 
 impl Intake {
-    fn admits(&self, source: IpAddr) -> bool {
+    fn client(&self, listener: &Listener, source: IpAddr) -> Client {
+        let source = source.to_canonical();
+        let zone = self.zone.borrow();
+        let is_served = listener.clients.iter().any(|net| net.contains(&source))
+            || zone.has_in_range(&listener.scope, source);
+        Client { key: client_of(source, zone.is_container(source)), is_served }
+    }
+
+    fn admits(&self, client: Client) -> bool {
         let mut throttle = self.throttle.lock().unwrap_or_else(PoisonError::into_inner);
-        let admitted = throttle.admit(Instant::now(), source);
+        let admitted = throttle.admit(Instant::now(), client.key);
         if !admitted {
             self.counters.count(Counter::RateLimited);
         }
@@ -128,18 +148,18 @@ async fn receive(socket: Arc<UdpSocket>, listener: Arc<Listener>, intake: Intake
             }
             Err(error) => return error,
         };
-        let source = from.ip().to_canonical();
+        let client = intake.client(&listener, from.ip());
         let Some(bytes) = buffer.get(..length).filter(|_| length <= QUERY_BYTES_MAX) else {
             intake.counters.count(Counter::Malformed);
             continue;
         };
         // A port of 0 cannot be answered.
-        if from.port() == 0 || !intake.admits(source) {
+        if from.port() == 0 || !intake.admits(client) {
             continue;
         }
         let back = Back::Udp(Arc::clone(&socket), from);
         let listener = Arc::clone(&listener);
-        let incoming = Incoming { bytes: bytes.to_vec(), source, listener, back };
+        let incoming = Incoming { bytes: bytes.to_vec(), client, listener, back };
         if intake.queue.try_send(incoming).is_err() {
             intake.counters.count(Counter::Overloaded);
         }
@@ -172,18 +192,23 @@ async fn accept(socket: TcpListener, listener: Arc<Listener>, intake: Intake) ->
             }
             Err(error) => return error,
         };
-        let client = from.ip().to_canonical();
-        let count = clients.get(&client).copied().unwrap_or_default();
+        let client = intake.client(&listener, from.ip());
+        // Strangers take no place of a client.
+        if !client.is_served {
+            intake.counters.count(Counter::Strangers);
+            continue;
+        }
+        let count = clients.get(&client.key).copied().unwrap_or_default();
         if open.len() >= CONNECTIONS_MAX || count >= CONNECTIONS_PER_CLIENT_MAX {
             intake.counters.count(Counter::Overloaded);
             continue;
         }
-        clients.insert(client, count + 1);
+        clients.insert(client.key, count + 1);
         let (listener, intake) = (Arc::clone(&listener), intake.clone());
         open.spawn(async move {
             // A client that ends its connection is no error.
             let _ = converse(stream, client, listener, intake).await;
-            client
+            client.key
         });
     }
 }
@@ -191,19 +216,19 @@ async fn accept(socket: TcpListener, listener: Arc<Listener>, intake: Intake) ->
 /// Answers the queries of one connection, one after the other.
 async fn converse(
     mut stream: TcpStream,
-    source: IpAddr,
+    client: Client,
     listener: Arc<Listener>,
     intake: Intake,
 ) -> io::Result<()> {
     let idle = Duration::from_millis(CONNECTION_IDLE_MS);
     loop {
         let bytes = timeout(idle, read_message(&mut stream, QUERY_BYTES_MAX)).await??;
-        if !intake.admits(source) {
+        if !intake.admits(client) {
             return Ok(());
         }
         let (back, answer) = oneshot::channel();
         let listener = Arc::clone(&listener);
-        let incoming = Incoming { bytes, source, listener, back: Back::Tcp(back) };
+        let incoming = Incoming { bytes, client, listener, back: Back::Tcp(back) };
         if intake.queue.try_send(incoming).is_err() {
             intake.counters.count(Counter::Overloaded);
             return Ok(());
@@ -215,12 +240,24 @@ async fn converse(
     }
 }
 
-/// Asks servers until one answers; what it says, and which it is.
-pub(crate) async fn ask(mut exchange: Exchange, counters: Counters) -> Option<(Said, SocketAddr)> {
+/// The answer of an upstream server.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    pub(crate) said: Said,
+    pub(crate) server: SocketAddr,
+    /// Whether another server was silent before.
+    pub(crate) after_silence: bool,
+}
+
+/// Asks servers until one answers.
+pub(crate) async fn ask(mut exchange: Exchange, counters: Counters) -> Option<Heard> {
     while let Some(attempt) = exchange.next(Instant::now()) {
         let until = attempt.until.into();
         match timeout_at(until, ask_once(&mut exchange, &attempt, &counters)).await {
-            Ok(Ok(Some(said))) => return Some((said, attempt.to)),
+            Ok(Ok(Some(said))) => {
+                let after_silence = exchange.has_silent_server();
+                return Some(Heard { said, server: attempt.to, after_silence });
+            }
             Ok(Ok(None)) => {}
             Ok(Err(_)) | Err(_) => exchange.handle_failure(),
         }
@@ -252,7 +289,7 @@ async fn ask_once(
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(attempt.to).await?;
     socket.send(&attempt.bytes).await?;
-    let mut buffer = vec![0; STREAM_BYTES_MAX];
+    let mut buffer = vec![0; REPLY_BYTES_MAX];
     for _ in 0..MISMATCHES_MAX {
         let length = socket.recv(&mut buffer).await?;
         match exchange.handle_answer(buffer.get(..length).unwrap_or_default()) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// Clients whose buckets are remembered; all further ones share one bucket.
 pub(crate) const CLIENTS_MAX: usize = 4_096;
-/// Bits of an IPv6 address that name a client, as one host may use all addresses of its subnet.
+/// Bits of an IPv6 address that name a client outside the network, as one host may use all addresses of its subnet.
 const IPV6_CLIENT_BITS: u32 = 64;
 
 /// A rate and how much may come at once.
@@ -44,9 +44,9 @@ impl Throttle {
         Self { rate, buckets: BTreeMap::new(), others, swept: now }
     }
 
-    /// Takes one token of a client; `false` if it has none left.
-    pub(crate) fn admit(&mut self, now: Instant, client: IpAddr) -> bool {
-        let (rate, key) = (self.rate, client_of(client));
+    /// Takes one token of a client ([`client_of`]); `false` if it has none left.
+    pub(crate) fn admit(&mut self, now: Instant, key: IpAddr) -> bool {
+        let rate = self.rate;
         let is_full = self.buckets.len() >= CLIENTS_MAX && !self.buckets.contains_key(&key);
         if is_full && now.saturating_duration_since(self.swept) >= Duration::from_millis(SWEEP_MS) {
             self.swept = now;
@@ -75,13 +75,14 @@ impl Bucket {
     }
 }
 
-fn client_of(address: IpAddr) -> IpAddr {
+/// The name of a source in tables of clients. A container has its own, though all of a network share one subnet.
+pub(crate) fn client_of(address: IpAddr, is_container: bool) -> IpAddr {
     match address.to_canonical() {
-        IpAddr::V6(address) => {
+        IpAddr::V6(address) if !is_container => {
             let mask = u128::MAX << (128 - IPV6_CLIENT_BITS);
             IpAddr::V6((u128::from(address) & mask).into())
         }
-        v4 => v4,
+        own => own,
     }
 }
 
@@ -109,9 +110,16 @@ mod tests {
         let now = Instant::now();
         let mut throttle = Throttle::new(now, RATE);
         let address = |n: u16| format!("2001:db8::{n:x}").parse().unwrap();
-        assert_eq!((0..100).filter(|n| throttle.admit(now, address(*n))).count(), 20);
+        let mut admitted = |is_container| {
+            let admits = |n: &u16| throttle.admit(now, client_of(address(*n), is_container));
+            (1..=100).filter(admits).count()
+        };
+        assert_eq!(admitted(false), 20);
+        assert_eq!(admitted(true), 100, "each container is a client");
         let mapped = "::ffff:10.0.0.1".parse().unwrap();
-        assert_eq!(client_of(mapped), IpAddr::from([10, 0, 0, 1]));
+        for is_container in [false, true] {
+            assert_eq!(client_of(mapped, is_container), IpAddr::from([10, 0, 0, 1]));
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
 use weft_crypto::PeerId;
-use weft_mesh::{HostNames, NamePort, Transport, is_dns_label, is_dns_name};
+use weft_mesh::{EndpointInfo, HostNames, NamePort, Transport, is_dns_label, is_dns_name};
 
 /// The network of containers that name none.
 pub(crate) const DEFAULT_NETWORK: &str = "weft";
@@ -24,6 +24,11 @@ pub(crate) const TTL_S: u32 = 1;
 pub(crate) const NEGATIVE_TTL_S: u32 = 1;
 /// Names that mean this very machine everywhere (RFC 6761) and are never another's.
 const RESERVED: [&str; 1] = ["localhost"];
+
+/// Whether no container can have this name, though DNS allows it.
+pub(crate) fn is_reserved(name: &str) -> bool {
+    RESERVED.iter().any(|reserved| name.eq_ignore_ascii_case(reserved))
+}
 
 /// The names that a client may see.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -116,8 +121,8 @@ impl Entry {
 struct Names {
     ranges: Vec<IpNet>,
     entries: BTreeMap<String, Entry>,
-    /// Names that have none but others below: they exist, without data (RFC 8020).
-    parents: BTreeSet<String>,
+    /// Names of several labels, the last label first. A name above one exists, without data (RFC 8020).
+    nested: BTreeSet<String>,
     /// The names of each address.
     reverse: BTreeMap<IpAddr, BTreeSet<String>>,
 }
@@ -156,6 +161,8 @@ pub(crate) struct Zone {
     domain: Name,
     serial: u32,
     networks: BTreeMap<String, Names>,
+    /// Addresses of IPv6 that containers have, with names or without.
+    containers: BTreeSet<Ipv6Addr>,
     /// Names of containers that cannot be names in DNS.
     unfit: u64,
     /// Addresses beyond the limits.
@@ -171,6 +178,7 @@ impl Zone {
             domain: domain.to_lowercase(),
             serial: u32::try_from(feed.revision & u64::from(u32::MAX)).unwrap_or_default(),
             networks: BTreeMap::new(),
+            containers: BTreeSet::new(),
             unfit: 0,
             overflow: 0,
             next_expiry: None,
@@ -188,7 +196,7 @@ impl Zone {
             zone.take(host, feed.local, &mut total, &BTreeSet::new());
         }
         // A host without a link answers for a name that no other host has.
-        let alive = zone.taken();
+        let alive = if unlinked.is_empty() { BTreeSet::new() } else { zone.taken() };
         for host in unlinked {
             let ends = host.unlinked_since.map(|since| since + grace);
             if let Some(ends) = ends.filter(|ends| *ends > now) {
@@ -228,6 +236,14 @@ impl Zone {
         };
         let mut networks = self.networks.iter().filter(|(network, _)| names(network));
         networks.any(|(_, names)| names.ranges.iter().any(|range| range.contains(&address)))
+    }
+
+    /// Whether a container has this address. Those of IPv4 are not looked up: each is a client anyway.
+    pub(crate) fn is_container(&self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(_) => false,
+            IpAddr::V6(address) => self.containers.contains(&address),
+        }
     }
 
     /// Looks a name up; `None`: it is not in this zone.
@@ -310,6 +326,7 @@ impl Zone {
         let held =
             |address, added| Held { address, owner: host.peer, local: host.peer == local, added };
         for endpoint in &host.endpoints {
+            self.note_container(endpoint);
             let addresses: Vec<Held> =
                 endpoint.addresses.iter().map(|net| held(net.addr(), false)).collect();
             let own = Some(&endpoint.name).filter(|name| !name.is_empty());
@@ -330,7 +347,19 @@ impl Zone {
         }
     }
 
-    fn room(&mut self, taken: &mut usize, total: &mut usize, more: usize) -> bool {
+    fn note_container(&mut self, endpoint: &EndpointInfo) {
+        for net in &endpoint.addresses {
+            if let IpAddr::V6(address) = net.addr()
+                && self.containers.len() < ADDRESSES_MAX
+            {
+                self.containers.insert(address);
+            }
+        }
+    }
+
+    /// Whether there is room for a name with so many addresses; one without takes the room of one.
+    fn room(&mut self, taken: &mut usize, total: &mut usize, addresses: usize) -> bool {
+        let more = addresses.max(1);
         let fits = *taken + more <= ADDRESSES_PER_OWNER_MAX && *total + more <= ADDRESSES_MAX;
         if fits {
             *taken += more;
@@ -352,7 +381,7 @@ impl Zone {
         alive: &BTreeSet<(String, String)>,
     ) -> bool {
         let (network, name) = (network.to_ascii_lowercase(), name.to_ascii_lowercase());
-        if !is_dns_name(&name) || RESERVED.contains(&name.as_str()) {
+        if !is_dns_name(&name) || is_reserved(&name) {
             return false;
         }
         let Some(names) = self.networks.get_mut(&network) else { return true };
@@ -393,13 +422,8 @@ impl Zone {
                 entry.held.sort_unstable();
                 entry.held.dedup_by_key(|held| held.address);
             }
-            for name in names.entries.keys() {
-                let mut rest = name.as_str();
-                while let Some((_, parent)) = rest.split_once('.') {
-                    names.parents.insert(parent.to_owned());
-                    rest = parent;
-                }
-            }
+            let nested = names.entries.keys().filter(|name| name.contains('.'));
+            names.nested = nested.map(|name| reversed(name)).collect();
         }
     }
 
@@ -453,7 +477,14 @@ impl Names {
         if let Some(hit) = self.find_service(labels) {
             return hit;
         }
-        if self.parents.contains(&name) { Hit::Empty } else { Hit::Nothing }
+        if self.has_below(&name) { Hit::Empty } else { Hit::Nothing }
+    }
+
+    /// Whether there are names below this one.
+    fn has_below(&self, name: &str) -> bool {
+        let above = reversed(name) + ".";
+        let first = self.nested.range(above.clone()..).next();
+        first.is_some_and(|nested| nested.starts_with(&above))
     }
 
     /// `_http._tcp.web` (RFC 2782), or `_tcp.web` above it.
@@ -475,6 +506,11 @@ impl Names {
         let ports = entry.ports(service, transport);
         (!ports.is_empty()).then_some(Hit::Service(ports, rest, entry))
     }
+}
+
+/// The labels of a name, the last first.
+fn reversed(name: &str) -> String {
+    name.rsplit('.').collect::<Vec<_>>().join(".")
 }
 
 fn transport_of(label: &str) -> Option<Transport> {

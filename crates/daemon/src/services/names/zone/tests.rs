@@ -244,6 +244,36 @@ fn one_address_counts_once_and_addresses_of_all_hosts_belong_to_a_name() {
 }
 
 #[test]
+fn a_name_without_addresses_takes_room_too() {
+    let aliases: Vec<String> = (0..8).map(|n| format!("a{n}")).collect();
+    let aliases: Vec<&str> = aliases.iter().map(String::as_str).collect();
+    let endpoints = (0..4_096).map(|n| endpoint(&format!("c{n}"), &aliases, &[])).collect();
+    let zone = built(vec![host(LOCAL, endpoints, vec![])]);
+    assert_eq!(zone.left_out(), (0, 9 * 4_096 - ADDRESSES_PER_OWNER_MAX as u64));
+}
+
+#[test]
+fn a_name_of_many_labels_takes_one_place() {
+    let deep = vec!["a"; 60].join(".");
+    let zone = built(vec![host(LOCAL, vec![endpoint(&deep, &[], &["10.32.0.1/12"])], vec![])]);
+    assert_eq!(zone.networks["weft"].nested.len(), 1);
+    for count in 1..60 {
+        let above = format!("{}.weft.local.", vec!["a"; count].join("."));
+        assert_eq!(found(&zone, &on("weft"), &above), Err("empty"), "{above}");
+    }
+    assert_eq!(found(&zone, &on("weft"), "b.a.weft.local."), Err("nothing"));
+}
+
+#[test]
+fn a_container_is_known_by_its_address_even_without_a_name() {
+    let endpoints = vec![endpoint("", &[], &["10.32.0.1/12", "fd00:1::1/64"])];
+    let zone = built(vec![host(2, endpoints, vec![record("weft", "db", &["fd00:1::2"])])]);
+    let is_container = |text: &str| zone.is_container(text.parse().unwrap());
+    assert!(is_container("fd00:1::1"));
+    assert!(!is_container("fd00:1::2"), "a name given by hand is no container");
+}
+
+#[test]
 fn one_host_cannot_fill_the_zone() {
     let many = |n: u8| {
         let one = |k: usize| endpoint(&format!("c{n}-{k}"), &[], &["10.32.0.1/12", "10.32.0.2/12"]);

@@ -1,0 +1,256 @@
+//! The host's own resolver: where systemd-resolved runs, it learns at which address Weft answers for the names of
+//! containers. Elsewhere nothing happens, and `weft status` says so.
+//!
+//! systemd-resolved forgets the settings when the interface goes or it is restarted itself; both are followed.
+
+mod bus;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use weft_kernel::DeviceAddresses;
+
+use self::bus::{Bus, BusError};
+use self::plan::{Setting, wanted};
+use crate::services::supervisor::Pulse;
+use crate::upkeep::warnings::Warnings;
+
+/// The interval between looks at the interface, in milliseconds.
+const LOOK_MS: u64 = 2_000;
+/// The pause before a bus that is not there, or a refused call, is tried again, in milliseconds.
+const RETRY_MS: u64 = 15_000;
+/// The time to take the settings back when the daemon ends, in milliseconds.
+const REVERT_LIMIT_MS: u64 = 1_000;
+/// The bus of a host (D-Bus specification, section "Well-known Message Bus Instances").
+const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket";
+const SYSTEM_BUS_VARIABLE: &str = "DBUS_SYSTEM_BUS_ADDRESS";
+
+/// The address of the bus, if it is that of this host's network.
+static ADDRESS: OnceLock<Option<String>> = OnceLock::new();
+
+/// Finds the bus. Call it before the daemon gives up the right to look at other processes.
+///
+/// A daemon in a network namespace of its own does not use the bus of the machine: systemd-resolved there means other
+/// interfaces by the same numbers.
+pub(crate) fn find_bus() {
+    let named = std::env::var(SYSTEM_BUS_VARIABLE).ok().filter(|address| !address.is_empty());
+    let network = |process: &str| {
+        let found = std::fs::metadata(format!("/proc/{process}/ns/net")).ok()?;
+        Some((found.dev(), found.ino()))
+    };
+    let is_hosts = network("self").is_some() && network("self") == network("1");
+    let _ = ADDRESS.set(named.or_else(|| is_hosts.then(|| SYSTEM_BUS.to_owned())));
+}
+
+/// How the host itself resolves names of containers.
+pub(crate) struct Resolved {
+    /// The domain of the names.
+    domain: String,
+    bus: Option<String>,
+    served: watch::Receiver<BTreeSet<SocketAddr>>,
+    state: Mutex<State>,
+    /// The settings that systemd-resolved has, and where it was told.
+    told: tokio::sync::Mutex<Option<Told>>,
+    warnings: Warnings,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    /// DNS is not answered.
+    Off,
+    /// systemd-resolved knows.
+    Told(Vec<String>),
+    /// The reason why the host does not resolve the names.
+    Lacks(String),
+}
+
+#[derive(Clone, Debug)]
+struct Told {
+    bus: Bus,
+    owner: String,
+    setting: Setting,
+}
+
+impl Resolved {
+    /// `served` are the addresses at which DNS is answered.
+    pub(crate) fn new(
+        domain: String,
+        served: watch::Receiver<BTreeSet<SocketAddr>>,
+        warnings: Warnings,
+    ) -> Self {
+        let bus = ADDRESS.get().cloned().flatten();
+        Self::with_bus(domain, bus, served, warnings)
+    }
+
+    fn with_bus(
+        domain: String,
+        bus: Option<String>,
+        served: watch::Receiver<BTreeSet<SocketAddr>>,
+        warnings: Warnings,
+    ) -> Self {
+        let (state, told) = (Mutex::new(State::Off), tokio::sync::Mutex::default());
+        Self { domain, bus, served, state, told, warnings }
+    }
+
+    /// How programs of this host resolve names of containers, for people; `None`: DNS is not answered.
+    pub(crate) fn state(&self) -> Option<String> {
+        match &*self.state.lock().unwrap_or_else(PoisonError::into_inner) {
+            State::Off => None,
+            State::Told(servers) => {
+                let (domain, servers) = (&self.domain, servers.join(" and "));
+                Some(format!("systemd-resolved asks {servers} for {domain}"))
+            }
+            State::Lacks(why) => Some(format!("does not resolve {}: {why}", self.domain)),
+        }
+    }
+
+    /// Takes the settings back, since the daemon ends.
+    pub(crate) async fn end(&self) {
+        let limit = Duration::from_millis(REVERT_LIMIT_MS);
+        if tokio::time::timeout(limit, self.revert()).await.is_err() {
+            tracing::warn!("systemd-resolved does not take the settings back in time");
+        }
+    }
+
+    async fn revert(&self) {
+        let Some(Told { bus, owner, setting }) = self.told.lock().await.take() else { return };
+        // Whatever is gone has no settings any more.
+        if let Err(error) = bus.revert(&owner, setting.index).await {
+            tracing::debug!(%error, "the settings of systemd-resolved are gone already");
+        }
+    }
+
+    fn set_state(&self, state: State) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+
+    fn lacks(&self, why: &str) {
+        self.set_state(State::Lacks(why.to_owned()));
+    }
+}
+
+/// Keeps systemd-resolved informed. `look` finds Weft's interface.
+pub(crate) async fn keep<F>(
+    resolved: std::sync::Arc<Resolved>,
+    look: impl Fn() -> F + Send + Sync + 'static,
+    pulse: Pulse,
+) where
+    F: Future<Output = Option<DeviceAddresses>> + Send,
+{
+    let mut served = resolved.served.clone();
+    loop {
+        // The guard of the value must not outlive the wait.
+        let answers = async { served.wait_for(|served| !served.is_empty()).await.map(drop) };
+        if pulse.wait(answers).await.is_err() {
+            return pulse.wait(std::future::pending()).await;
+        }
+        let retry = Duration::from_millis(RETRY_MS);
+        match &resolved.bus {
+            None => resolved.lacks("weft has a network namespace of its own"),
+            Some(address) => {
+                if let Err(error) = follow(&resolved, address, &look, &pulse).await {
+                    tracing::debug!(%error, "no systemd-resolved");
+                }
+                *resolved.told.lock().await = None;
+                resolved.lacks("systemd-resolved does not run");
+            }
+        }
+        pulse.wait(tokio::time::sleep(retry)).await;
+    }
+}
+
+/// Follows systemd-resolved and the interface until the connection to the bus ends.
+async fn follow<F>(
+    resolved: &Resolved,
+    address: &str,
+    look: &(impl Fn() -> F + Send + Sync),
+    pulse: &Pulse,
+) -> Result<(), BusError>
+where
+    F: Future<Output = Option<DeviceAddresses>> + Send,
+{
+    let bus = Bus::connect(address).await?;
+    let mut owners = bus.owners().await?;
+    let mut owner = bus.owner().await?;
+    let mut served = resolved.served.clone();
+    loop {
+        let addresses = served.borrow_and_update().clone();
+        let pause = match &owner {
+            // Its settings ended with it.
+            None => {
+                *resolved.told.lock().await = None;
+                resolved.warnings.set("systemd-resolved", Vec::new());
+                resolved.lacks("systemd-resolved does not run");
+                RETRY_MS
+            }
+            Some(owner) => tell(resolved, &bus, owner, look().await.as_ref(), &addresses).await,
+        };
+        let event = async {
+            tokio::select! {
+                next = owners.next() => Some(next),
+                Ok(()) = served.changed() => None,
+                () = tokio::time::sleep(Duration::from_millis(pause)) => None,
+            }
+        };
+        match pulse.wait(event).await {
+            Some(Some(next)) => owner = next,
+            // The bus has ended, and with it all that was told.
+            Some(None) => return Ok(()),
+            None => {}
+        }
+    }
+}
+
+/// Tells systemd-resolved what has changed. Returns the pause before the next look, in milliseconds.
+async fn tell(
+    resolved: &Resolved,
+    bus: &Bus,
+    owner: &str,
+    device: Option<&DeviceAddresses>,
+    served: &BTreeSet<SocketAddr>,
+) -> u64 {
+    let setting = match wanted(device, served) {
+        Ok(setting) => setting,
+        Err(lack) => {
+            resolved.revert().await;
+            resolved.lacks(&lack.to_string());
+            return LOOK_MS;
+        }
+    };
+    let is_told = |told: &Told| told.owner == owner && told.setting == setting;
+    if resolved.told.lock().await.as_ref().is_some_and(is_told) {
+        return LOOK_MS;
+    }
+    resolved.revert().await;
+    // Noted before: a daemon that ends half-way takes back what was set.
+    let (told_bus, told_owner) = (bus.clone(), owner.to_owned());
+    let told = Told { bus: told_bus, owner: told_owner, setting: setting.clone() };
+    *resolved.told.lock().await = Some(told);
+    match bus.set(owner, &setting, &resolved.domain).await {
+        Ok(()) => {
+            let servers: Vec<String> = setting.servers.iter().map(ToString::to_string).collect();
+            tracing::info!(?servers, domain = resolved.domain, "systemd-resolved knows the names");
+            resolved.warnings.set("systemd-resolved", Vec::new());
+            resolved.set_state(State::Told(servers));
+            LOOK_MS
+        }
+        Err(error) => {
+            resolved.revert().await;
+            resolved.lacks(&error.to_string());
+            let text = format!(
+                "this host does not resolve {}: {error}; if systemd-networkd manages the interface {}, exclude it there (Unmanaged=yes)",
+                resolved.domain,
+                crate::devices::SWITCH
+            );
+            resolved.warnings.set("systemd-resolved", vec![text]);
+            RETRY_MS
+        }
+    }
+}

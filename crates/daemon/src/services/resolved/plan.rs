@@ -1,0 +1,116 @@
+//! The choice of what systemd-resolved is told of Weft's interface.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use weft_kernel::DeviceAddresses;
+
+/// Name servers of the interface. One is enough: all of them are this daemon.
+pub(super) const SERVERS_MAX: usize = 2;
+/// The port of name servers; only newer versions of systemd-resolved take another.
+const DNS_PORT: u16 = 53;
+
+/// The settings of the interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Setting {
+    /// The index of the interface.
+    pub(super) index: u32,
+    /// The addresses at which this daemon answers.
+    pub(super) servers: Vec<IpAddr>,
+}
+
+/// The reasons why there is nothing to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Lack {
+    /// There is no interface.
+    #[error("the interface {} is not there", crate::devices::SWITCH)]
+    Device,
+    /// systemd-resolved asks no servers of it.
+    #[error("the interface {} is down", crate::devices::SWITCH)]
+    Up,
+    /// Nor of one without an address beyond the link.
+    #[error("the host has no address on the interface {}", crate::devices::SWITCH)]
+    Address,
+    /// DNS is answered elsewhere.
+    #[error(
+        "weft answers DNS on no address of the interface {}: name one by --dns-listen",
+        crate::devices::SWITCH
+    )]
+    Server,
+}
+
+/// The settings of a device, with the addresses at which DNS is answered.
+pub(super) fn wanted(
+    device: Option<&DeviceAddresses>,
+    served: &BTreeSet<SocketAddr>,
+) -> Result<Setting, Lack> {
+    let device = device.ok_or(Lack::Device)?;
+    if !device.is_up {
+        return Err(Lack::Up);
+    }
+    let own: Vec<IpAddr> = device.addresses.iter().copied().filter(reaches_beyond_link).collect();
+    if own.is_empty() {
+        return Err(Lack::Address);
+    }
+    let is_served = |address: &IpAddr| served.contains(&SocketAddr::new(*address, DNS_PORT));
+    let mut servers: Vec<IpAddr> = own.into_iter().filter(is_served).collect();
+    // The same order each time; IPv4 first.
+    servers.sort_unstable();
+    servers.dedup();
+    servers.truncate(SERVERS_MAX);
+    if servers.is_empty() {
+        return Err(Lack::Server);
+    }
+    Ok(Setting { index: device.index, servers })
+}
+
+fn reaches_beyond_link(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => !address.is_link_local() && !address.is_loopback(),
+        IpAddr::V6(address) => !address.is_unicast_link_local() && !address.is_loopback(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn device(is_up: bool, addresses: &[&str]) -> DeviceAddresses {
+        let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
+        DeviceAddresses { index: 7, is_up, addresses }
+    }
+
+    fn at(texts: &[&str]) -> BTreeSet<SocketAddr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn the_servers_are_those_of_the_interface_itself() {
+        let device = device(true, &["fe80::1", "fd00::1", "10.47.255.1", "10.47.255.2"]);
+        let served = at(&["10.47.255.1:53", "172.17.0.1:53", "[fd00::1]:53", "10.47.255.2:5353"]);
+        let servers = ["10.47.255.1", "fd00::1"].map(|text| text.parse().unwrap()).to_vec();
+        assert_eq!(wanted(Some(&device), &served), Ok(Setting { index: 7, servers }));
+    }
+
+    #[test]
+    fn each_lack_has_its_reason() {
+        let served = at(&["10.47.255.1:53", "[fe80::1]:53"]);
+        let lack = |device: Option<&DeviceAddresses>| wanted(device, &served).unwrap_err();
+        assert_eq!(lack(None), Lack::Device);
+        assert_eq!(lack(Some(&device(false, &["10.47.255.1"]))), Lack::Up);
+        assert_eq!(lack(Some(&device(true, &["fe80::1", "169.254.0.1"]))), Lack::Address);
+        assert_eq!(lack(Some(&device(true, &["10.47.255.9"]))), Lack::Server);
+        assert!(Lack::Server.to_string().contains("--dns-listen"));
+    }
+
+    #[test]
+    fn the_list_is_bounded() {
+        let texts: Vec<String> = (1..100).map(|n| format!("10.47.255.{n}")).collect();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let served = texts.iter().map(|text| SocketAddr::new(text.parse().unwrap(), 53)).collect();
+        let servers = wanted(Some(&device(true, &texts)), &served).unwrap().servers;
+        assert_eq!(servers.len(), SERVERS_MAX);
+    }
+}
