@@ -223,6 +223,16 @@ pub enum KernelError {
         /// The device's name.
         device: String,
     },
+    /// Us: a command for a network that the kernel engine does not carry.
+    #[error(
+        "the kernel engine carries network {own} alone, so nothing changes for network {vni}: use the vector engine (--engine userspace) for other networks"
+    )]
+    OtherNetwork {
+        /// The network of the command.
+        vni: u32,
+        /// The engine's own.
+        own: u32,
+    },
     /// Configuration: another program's VXLAN device has the network's number.
     #[error(
         "another VXLAN device already has network {vni} on UDP port {port}: remove that device or change its VNI"

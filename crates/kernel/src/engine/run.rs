@@ -15,7 +15,7 @@ use super::filters::{Filters, Told};
 use super::ledger::Ledger;
 use super::lifecycle::entry_policies;
 use super::probes::Received;
-use super::state::State;
+use super::state::{State, check_network};
 use super::switch::{Switch, SwitchEvent};
 use super::unheard::Unheard;
 use super::worker::{Counters, Events, Ipsec, RECONCILE_MS, Worker};
@@ -270,6 +270,10 @@ impl Worker {
         let host = self.config.host;
         let mut pending = Vec::new();
         for command in commands {
+            if let Err(error) = check_network(self.config.vni, &command) {
+                tracing::warn!(%error, "the kernel engine could not carry out a command");
+                continue;
+            }
             if let EngineCommand::SetEndpoints { add, remove, .. } = &command {
                 self.carry_out(&mut pending).await;
                 let known = self.switch.set_senders(add, remove).await;
