@@ -273,7 +273,7 @@ async fn the_hosts_own_network_is_refused() {
 }
 
 #[tokio::test]
-async fn what_is_nowhere_is_said_to_be_nowhere() {
+async fn an_unknown_container_is_reported_as_such() {
     let engine = Engine::with_container(1, "running", "bridge");
     let (_, text) = refused("nosuch", &engine.options()).await;
     assert!(text.contains("netns/nosuch") && text.contains("Docker has no container"), "{text}");

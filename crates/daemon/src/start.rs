@@ -705,7 +705,7 @@ mod tests {
     use crate::config::LaunchOptions;
 
     #[test]
-    fn what_is_set_for_the_vector_engine_reaches_it() {
+    fn settings_reach_the_vector_engine() {
         let options = LaunchOptions {
             host: Some([192, 0, 2, 1].into()),
             data_port: Some(7_001),

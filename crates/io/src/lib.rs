@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_interrupted_is_done_again_and_what_failed_is_not() {
+    fn interrupted_calls_are_repeated_and_failed_ones_are_not() {
         let mut answers = [
             Err(io::ErrorKind::Interrupted.into()),
             Err(io::ErrorKind::Interrupted.into()),

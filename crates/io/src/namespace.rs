@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_network_namespace_is_refused() {
+    fn other_files_are_refused_as_network_namespaces() {
         for path in ["/dev/null", "/proc/self/ns/uts", "/etc/hostname"] {
             let error = Namespace::open(Path::new(path)).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{path}");

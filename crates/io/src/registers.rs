@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_set_is_in_the_file_and_nothing_is_beyond_its_end() {
+    fn registers_are_in_the_file_and_nothing_is_beyond_its_end() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [1; 20]).unwrap();
         let registers = Registers::open(file.path(), 20).unwrap();

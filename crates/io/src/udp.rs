@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_refused() {
+    fn too_long_datagrams_are_refused() {
         let (from, _to, remote) = pair();
         let long = vec![0; RUN_BYTES_MAX + 1];
         let error = from.send_run(&long, long.len(), &remote).unwrap_err();

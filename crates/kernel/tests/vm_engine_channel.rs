@@ -372,7 +372,7 @@ fn a_host_that_moves_is_heard_and_followed() {
 }
 
 #[test]
-fn what_was_carried_outlives_keys_and_peers() {
+fn traffic_counters_outlive_keys_and_peers() {
     let [a, b] = joined();
     let mut before = a.carried();
     let mut grown = |a: &Host| {
@@ -588,7 +588,7 @@ async fn crowd_with_notices(notices: u32) {
 }
 
 #[test]
-fn what_lost_notices_may_have_said_is_found_out() {
+fn changes_behind_lost_notices_are_found() {
     /// More notices than fit in the watch's socket while it is not read.
     const NOTICES: u32 = 4_000;
     let [a, b] = joined();

@@ -208,7 +208,7 @@ fn a_container_that_comes_back_has_its_addresses() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_cannot_be_plugged_in_at_start_is_kept_and_tried_again() -> anyhow::Result<()> {
+fn a_container_that_cannot_be_attached_at_start_is_kept_and_retried() -> anyhow::Result<()> {
     let lab = Lab::pair(&[])?;
     let (one, two) = lab.containers()?;
     let host = lab.host(1);

@@ -146,7 +146,7 @@ fn ipv6_has_its_1280_bytes_over_links_of_no_more() -> anyhow::Result<()> {
 
 /// The bridge drops without a word what a container's port does not take.
 #[test]
-fn what_the_peers_containers_do_not_take_is_answered() -> anyhow::Result<()> {
+fn packets_too_big_for_the_peers_containers_are_answered() -> anyhow::Result<()> {
     let options: &[&str] = &["--engine", "userspace", "--port-mode", "bridge"];
     let smaller = [options, &["--mtu", "1300"]].concat();
     let lab = pair_over(1_500, false, [options, &smaller])?;

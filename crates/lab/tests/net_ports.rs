@@ -264,7 +264,7 @@ fn dropped(host: &Host) -> anyhow::Result<u64> {
 }
 
 #[test]
-fn what_a_full_queue_drops_is_the_containers() -> anyhow::Result<()> {
+fn drops_of_a_full_queue_count_for_the_container() -> anyhow::Result<()> {
     let lab = Lab::pair(&DIRECT)?;
     let (one, two) = lab.containers()?;
     let to = two.ipv4()?;
@@ -286,7 +286,7 @@ fn what_a_full_queue_drops_is_the_containers() -> anyhow::Result<()> {
 /// A worker that comes late finds all packets sent meanwhile: a burst first meets a queue. The kernel's default
 /// of 500 would not hold it.
 #[test]
-fn what_is_sent_while_the_daemon_stands_still_arrives_in_order() -> anyhow::Result<()> {
+fn packets_sent_while_the_daemon_stands_still_arrive_in_order() -> anyhow::Result<()> {
     const DATAGRAMS: u32 = 2_000;
     let lab = Lab::pair(&DIRECT)?;
     let (one, two) = lab.containers()?;

@@ -197,19 +197,18 @@ fn a_receiver_that_stands_still(options: &[&str]) -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_comes_to_a_worker_that_stands_still_waits_and_is_counted_where_it_is_lost()
--> anyhow::Result<()> {
+fn packets_for_a_stopped_worker_wait_and_losses_are_counted() -> anyhow::Result<()> {
     a_receiver_that_stands_still(&BRIDGE)
 }
 
 #[test]
-fn what_comes_for_direct_ports_waits_and_is_counted_too() -> anyhow::Result<()> {
+fn packets_for_direct_ports_wait_and_losses_are_counted_too() -> anyhow::Result<()> {
     a_receiver_that_stands_still(&DIRECT)
 }
 
 /// Three hosts: the second sends more than the first takes. Only its packets are lost, none of the third's.
 #[test]
-fn what_one_peer_sends_too_much_is_lost_to_no_other() -> anyhow::Result<()> {
+fn excess_of_one_peer_costs_no_other() -> anyhow::Result<()> {
     const FEW: u32 = 1_000;
     let lab = Lab::launched(3, &BRIDGE)?;
     lab.wait_active()?;
@@ -306,15 +305,14 @@ fn a_sender_whose_worker_stands_still(
 }
 
 #[test]
-fn what_the_switch_has_for_a_worker_that_stands_still_is_counted_where_it_is_lost()
--> anyhow::Result<()> {
+fn frames_of_the_switch_for_a_stopped_worker_are_counted_where_lost() -> anyhow::Result<()> {
     a_sender_whose_worker_stands_still(&BRIDGE, |traffic| {
         traffic.drops.get("tap_queue_full").copied()
     })
 }
 
 #[test]
-fn what_a_container_sends_by_a_direct_port_meanwhile_is_counted_too() -> anyhow::Result<()> {
+fn frames_of_a_direct_port_meanwhile_are_counted_too() -> anyhow::Result<()> {
     a_sender_whose_worker_stands_still(&DIRECT, |traffic| Some(traffic.containers.first()?.dropped))
 }
 
@@ -338,7 +336,7 @@ fn mac_of(container: &Container) -> anyhow::Result<[u8; 6]> {
 }
 
 #[test]
-fn what_one_container_sends_too_much_is_lost_to_no_neighbour() -> anyhow::Result<()> {
+fn excess_of_one_container_costs_no_neighbour() -> anyhow::Result<()> {
     /// Few enough to leave room for the kernel's packets.
     const FEW: u32 = 900;
     let lab = Lab::pair(&BRIDGE)?;

@@ -28,7 +28,7 @@ fn after_kill_9_containers_are_attached_and_traffic_flows_without_a_command() ->
 }
 
 #[test]
-fn what_is_deleted_by_hand_or_died_with_its_container_is_noticed() -> anyhow::Result<()> {
+fn deletions_by_hand_and_ended_containers_are_noticed() -> anyhow::Result<()> {
     let lab = Lab::pair(&[])?;
     let (one, two) = lab.containers()?;
     let address = two.ipv4()?;

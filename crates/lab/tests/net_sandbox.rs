@@ -72,7 +72,7 @@ fn ctrl_c_leaves_nothing_and_is_told_by_the_exit_code() {
 }
 
 #[test]
-fn what_a_killed_run_left_is_swept() {
+fn leftovers_of_a_killed_run_are_swept() {
     let mut bench = Bench::start();
     bench.signal(Signal::KILL);
     bench.child.wait().unwrap();

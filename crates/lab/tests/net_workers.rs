@@ -108,7 +108,7 @@ fn sent_while_a_flow_goes(
 }
 
 #[test]
-fn what_begins_beside_a_stream_takes_another_lane() -> anyhow::Result<()> {
+fn a_flow_that_begins_beside_a_stream_takes_another_lane() -> anyhow::Result<()> {
     let lab = Lab::pair(&[VECTOR, "--workers", "2"])?;
     let (one, two) = lab.containers()?;
     let _server = Server::start(&two)?;

@@ -78,7 +78,7 @@ fn each_page_of_the_design_is_on_the_map() {
 }
 
 #[test]
-fn what_is_wrong_is_found() {
+fn each_fault_is_found() {
     let [first, last] = OUTSIDE[0];
     let text = format!("one\nas {first}{last} section 4 says\n");
     assert_eq!(outside(&text), [2]);

@@ -194,7 +194,7 @@ fn too_many(switch: &str) -> anyhow::Result<()> {
 
 /// The device of the datapath itself has no announced address, so that peers count what it sends as foreign.
 #[test]
-fn what_the_host_of_a_datapath_listens_to_is_told_no_peer() -> anyhow::Result<()> {
+fn multicast_groups_of_a_datapaths_host_are_told_to_no_peer() -> anyhow::Result<()> {
     const HOST: Ipv4Addr = Ipv4Addr::new(10, 47, 250, 1);
     let stage = pair(&[&KERNEL[..], &["--switch", "odp"]].concat())?;
     let (one, two) = stage.containers()?;

@@ -287,17 +287,17 @@ fn mac_of(container: &Container) -> anyhow::Result<[u8; 6]> {
 }
 
 #[test]
-fn what_weft_did_not_send_is_not_sealed_on_the_bridge() -> anyhow::Result<()> {
+fn foreign_packets_are_not_sealed_on_the_bridge() -> anyhow::Result<()> {
     forged("bridge", Outer::V6, "esp")
 }
 
 #[test]
-fn what_weft_did_not_send_is_not_sealed_on_odp() -> anyhow::Result<()> {
+fn foreign_packets_are_not_sealed_on_odp() -> anyhow::Result<()> {
     forged("odp", Outer::V4, "esp")
 }
 
 #[test]
-fn what_weft_did_not_send_does_not_take_the_data_channel() -> anyhow::Result<()> {
+fn foreign_packets_do_not_take_the_data_channel() -> anyhow::Result<()> {
     forged("bridge", Outer::V4, "ovpn")
 }
 

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_by_many_addresses_of_a_network_takes_places_of_its_own_kind() {
+    fn a_stranger_with_many_addresses_takes_places_of_strangers_alone() {
         for flood in [
             (|n| format!("192.0.2.1:{}", n + 1)) as fn(usize) -> String,
             |n| format!("192.0.2.{}:6783", n % 256),

@@ -146,7 +146,7 @@ async fn hosts_that_have_not_joined_admit_nobody() {
 
 /// All texts and keys of strangers count as one cause.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_strangers_say_makes_no_more_lines() {
+async fn texts_of_strangers_make_no_more_lines() {
     const TRIES: u64 = 40;
     let mut a = Host::start(admit());
     for number in 0..TRIES {
@@ -259,7 +259,7 @@ async fn joins_and_sends_too_much(decides: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_breaks_the_rules_of_admission_is_refused() {
+async fn breaches_of_admission_are_refused() {
     let mut a = Host::with_password("p");
     let raw = RawHost::new(Ipv4Addr::LOCALHOST);
 

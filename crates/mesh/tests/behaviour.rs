@@ -515,7 +515,7 @@ fn longest_name(n: u16) -> NameRecord {
 }
 
 #[test]
-fn what_a_broken_link_elsewhere_left_untold_is_told_again() {
+fn news_lost_on_a_broken_link_elsewhere_is_sent_again() {
     let now = Instant::now();
     let mut mesh = founder(now, "10.9.0.0/24");
     link(&mut mesh, now, 7);

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_stack_sends_is_refused() {
+    fn impossible_packets_are_refused() {
         let refused = |text: &str| ControlPacket::parse(&hex(text)).unwrap_err();
         assert_eq!(refused("38 0000000000000000 00 00000000"), PacketError::ZeroSession);
         assert_eq!(refused("28 aeb9afe1f01d79c8 00"), PacketError::NoAcks);
@@ -340,7 +340,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_read_from_any_bytes_is_written_the_same(
+        fn any_bytes_that_parse_are_written_the_same(
             first in prop::sample::select(vec![0x08_u8, 0x1b, 0x20, 0x28, 0x38, 0x40, 0x50, 0x5f, 0xff]),
             session in any::<[u8; 8]>(),
             count in 0_u8..12,

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_between_the_ends_or_not_whole_is_refused() {
+    fn packets_of_other_ends_and_partial_ones_are_refused() {
         let (there, vxlan) = (ends(1, 2), VxlanHeader { vni: 7, rco: None });
         let mut packet = vec![0xaa; HEADERS_LEN + 60];
         write_headers(&mut packet, &there, (0xc001, vxlan::PORT), vxlan, 60);

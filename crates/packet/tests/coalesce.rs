@@ -382,7 +382,7 @@ type Change = fn(&mut Spec);
 
 /// Pairs of frames, and whether the second may join the first.
 #[test]
-fn what_merges_and_what_does_not() {
+fn only_matching_segments_merge() {
     let base = tcp4();
     let pair = |a: Spec, len_a: usize, b: Spec, len_b: usize| {
         let next = a.sequence.wrapping_add(len_a as u32).wrapping_add(b.sequence - 1000);

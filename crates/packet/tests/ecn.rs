@@ -95,7 +95,7 @@ fn a_header_with_a_wrong_checksum_is_not_made_right() {
 }
 
 #[test]
-fn what_is_not_ip_is_not_ecn_capable() {
+fn other_protocols_are_not_ecn_capable() {
     let mut request = vec![0; ethernet::LEN + arp::LEN];
     ethernet::write(&mut request, ethernet::BROADCAST, [2, 0, 0, 0, 0, 1], ethernet::TYPE_ARP);
     let mut lying = tcp(false, 2).build(b"payload");

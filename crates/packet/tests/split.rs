@@ -279,7 +279,7 @@ fn a_nested_checksum_is_finished() {
 }
 
 #[test]
-fn what_cannot_be_fragmented() {
+fn frames_that_cannot_be_fragmented_are_refused() {
     let frame = tcp4().build(&payload(1000, 0));
     let none = |_: &[u8]| panic!("nothing is to be sent");
     assert_eq!(fragment_ipv4(&frame, 500, none), Err(FragmentError::DontFragment));

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_dialled_opens_first_and_then_they_take_turns_ever_less_often() {
+    fn the_end_that_dialled_opens_first_then_both_alternate_ever_less_often() {
         let (low, high) = ids();
         let mut now = Instant::now();
         for dialled in [true, false] {

@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_version_adds_is_passed_over() {
+    fn additions_of_later_versions_are_skipped() {
         let unknown = r#"{"type":"relay_hint","hops":[1,2,{"x":null}]}"#;
         assert_eq!(serde_json::from_str::<Message>(unknown).unwrap(), Message::Unknown);
         let hello = r#"{"type":"hello","session":1,"instance":2,"mtu":1500,"colour":"red",
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_version_lacks_has_its_meaning() {
+    fn fields_that_earlier_versions_lack_have_a_meaning() {
         let hello = r#"{"type":"hello","session":1,"instance":2,"mtu":1500,
             "ciphers":["aes-256-gcm"],
             "engines":[{"engine":"userspace","format":"esp","lanes_max":1}]}"#;

@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tcp_saw_under_pressure_is_of_all_streams() {
+    fn tcp_counters_under_pressure_cover_all_streams() {
         let sender = |mean: u64, max: u64, bytes: u64| serde_json::json!({"sender": {"mean_rtt": mean, "max_rtt": max, "bytes": bytes}});
         let mut json = serde_json::json!({"start": {"tcp_mss_default": 1_000}, "end": {
             "streams": [sender(300, 900, 1_500_000), sender(500, 700, 500_000)],

@@ -386,7 +386,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_was_left_out_has_a_line_each_beside_the_machine() {
+    fn each_omitted_row_has_a_line_beside_the_machine() {
         let mut report = report();
         report.machine.versions.insert("os".to_owned(), "Some Linux".to_owned());
         let why = "left out: its log says:\nno such device".to_owned();

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_living_process_is_making_is_not_swept() -> Result<(), Box<dyn std::error::Error>> {
+    fn a_sandbox_of_a_living_process_is_not_swept() -> Result<(), Box<dyn std::error::Error>> {
         let root = tempfile::tempdir()?;
         let of = |name: String| {
             let directory = root.path().join(name);

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_relies_on_a_batch_waits_for_it_and_other_peers_do_not() {
+    async fn messages_that_rely_on_a_batch_wait_for_it_and_other_peers_do_not() {
         let (mut queue, engine) = slow();
         let (of, command) = bind(1);
         assert_eq!(queue.push(of, command), Queued::Yes);

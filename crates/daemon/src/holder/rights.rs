@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_word_or_brings_too_much_is_refused() {
+    fn unknown_words_and_surplus_descriptors_are_refused() {
         let (mut here, there) = UnixStream::pair().unwrap();
         here.write_all(b"?").unwrap();
         assert_eq!(receive(&there).unwrap_err().kind(), io::ErrorKind::InvalidData);

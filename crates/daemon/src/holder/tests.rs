@@ -92,7 +92,7 @@ fn queues(count: usize) -> (Vec<OwnedFd>, Vec<io::PipeWriter>) {
 }
 
 #[test]
-fn what_belongs_to_direct_ports_outlives_daemons_that_stop_until_its_device_is_gone() {
+fn sockets_of_direct_ports_outlive_daemons_until_their_device_is_gone() {
     let stage = Stage::new(LONG);
     let (held, wanted) = sockets();
     let (readers, mut writers) = queues(150);
@@ -153,7 +153,7 @@ fn without_a_daemon_it_ends_by_itself_and_with_one_it_does_not() {
 }
 
 #[test]
-fn who_sends_nonsense_is_put_out_and_nothing_is_lost() {
+fn a_client_that_sends_nonsense_is_disconnected_and_nothing_is_lost() {
     use std::io::{Read, Write};
     let stage = Stage::new(LONG);
     let (held, wanted) = sockets();

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_for_input_does_not_hang_and_who_works_without_end_does() {
+    async fn a_service_that_waits_is_healthy_and_one_that_never_pauses_hangs() {
         let idle = Pulse::new("idle", false);
         let waits = tokio::spawn({
             let idle = idle.clone();

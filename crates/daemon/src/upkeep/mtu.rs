@@ -98,7 +98,7 @@ pub fn narrow_link(link_mtu: u16, engine: EngineChoice, switch: SwitchKind) -> O
     let wanted = CONTAINER_MTU_MIN + overhead;
     (link_mtu < wanted).then(|| {
         let cuts = engine != EngineChoice::Kernel || switch == SwitchKind::Bridge;
-        let cost = what_becomes_of_ipv6(cuts);
+        let cost = effect_on_ipv6(cuts);
         let carried = link_mtu.saturating_sub(overhead) / 4 * 4;
         format!(
             "this host's link has an MTU of {link_mtu}, so paths carry {carried} bytes: {cost}; an MTU of {wanted} avoids this"
@@ -123,7 +123,7 @@ pub(crate) fn narrow_path(
     let cost = if mtu < CONTAINER_MTU_MIN {
         let over_ipv4 = path.remote.is_some_and(|remote| remote.is_ipv4());
         let by_bridge = switch == SwitchKind::Bridge && path.format == Some(Format::Esp);
-        format!("; {}", what_becomes_of_ipv6(!kernel || (by_bridge && over_ipv4)))
+        format!("; {}", effect_on_ipv6(!kernel || (by_bridge && over_ipv4)))
     } else if kernel && theirs.is_some() {
         // A kernel reports only the MTU of links that it knows.
         "; TCP sends segments that fit, other longer packets are dropped there".into()
@@ -134,7 +134,7 @@ pub(crate) fn narrow_path(
 }
 
 /// The effect on IPv6 of a path that carries less than [`CONTAINER_MTU_MIN`] bytes.
-fn what_becomes_of_ipv6(cuts: bool) -> String {
+fn effect_on_ipv6(cuts: bool) -> String {
     if cuts {
         format!("longer IPv6 packets of up to {CONTAINER_MTU_MIN} bytes are sent in two pieces")
     } else {

@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_told_and_written_once_it_can_be() {
+    fn a_failed_write_is_reported_and_repeated() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         store.save("numbers.json", &vec![1]).unwrap();

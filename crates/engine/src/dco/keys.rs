@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn who_hears_of_a_new_epoch_seals_in_it() {
+    fn a_receiver_of_a_new_epoch_seals_in_it() {
         let (here, there) = (epochs(1, 2), epochs(2, 1));
         carry(&here, &there);
         let Layout::Epochs(of_here) = &here.layout else { panic!("it has epochs") };

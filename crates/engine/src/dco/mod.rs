@@ -767,7 +767,7 @@ mod tests {
 
     /// Between a look and its consequence another peer may have come to the same place.
     #[test]
-    fn what_was_seen_of_one_is_not_done_to_its_successor() {
+    fn news_of_a_peer_does_not_affect_its_successor() {
         with_device(|device, _told| {
             let socket = || UdpSocket::bind("127.0.0.1:0").unwrap().into();
             device.new_peer(socket(), &peer(3, 1_000)).unwrap();

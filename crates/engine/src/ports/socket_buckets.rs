@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fills_a_queue_takes_no_room_and_no_turn_from_another() {
+    fn a_sender_that_fills_a_queue_takes_no_room_and_no_turn_from_another() {
         alone(|| {
             let buckets = SocketBuckets::bind(None, 0, true).unwrap();
             buckets.steer(1);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_alone_is_held_up_by_nobody() {
+    fn a_single_sender_is_not_delayed() {
         alone(|| {
             let lane_port = SocketBuckets::bind(None, 0, true).unwrap();
             lane_port.steer(1);

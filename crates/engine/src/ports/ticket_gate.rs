@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_stuck_holds_up_the_others_and_nothing_grows() {
+    fn a_stuck_holder_delays_the_others_and_nothing_grows() {
         let gate = TicketGate::default();
         let (stuck, is_free) = (gate.enter().draw(), AtomicBool::new(false));
         let taken = AtomicU64::new(0);

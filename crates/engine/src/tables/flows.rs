@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_slot_says_is_read_back() {
+    fn a_slot_reads_back_as_written() {
         for placed in [
             Placed { tick: 0, lane: 0, usable: 1 },
             Placed { tick: u32::MAX, lane: 255, usable: u16::MAX },

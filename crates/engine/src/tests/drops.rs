@@ -37,7 +37,7 @@ pub(super) fn receive_ahead(rig: &mut Rig) {
 }
 
 #[test]
-fn what_the_tap_device_does_not_take_is_counted_by_the_kernels_answer() {
+fn refusals_of_the_tap_device_are_counted_by_errno() {
     let answers = [
         (errno::EINVAL, DropReason::TapRefused),
         (errno::EIO, DropReason::TapDown),
@@ -70,7 +70,7 @@ fn send_alone(rig: &Rig) {
 }
 
 #[test]
-fn what_the_kernel_does_not_send_is_counted() {
+fn refusals_to_send_are_counted() {
     let unreachable = Some(Errno::NETUNREACH.raw_os_error());
     let mut rig = Rig::new();
     let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
@@ -131,7 +131,7 @@ fn a_message_that_was_cut_is_dropped_and_counted() {
 }
 
 #[test]
-fn what_is_dropped_of_a_peers_is_counted_for_the_peer_too() {
+fn drops_of_a_peers_packets_are_counted_for_the_peer_too() {
     for receive in [Rig::receive as fn(&mut Rig), receive_ahead] {
         let mut rig = Rig::new();
         rig.socket.kept = Some(std::cell::RefCell::default());

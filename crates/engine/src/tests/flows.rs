@@ -130,7 +130,7 @@ fn sent_by_lane(rig: &mut Rig, ports: std::ops::Range<u8>) -> [u64; 3] {
 }
 
 #[test]
-fn what_goes_by_the_only_lane_stays_there_when_others_come() {
+fn flows_stay_on_the_first_lane_when_others_open() {
     let pause = Duration::from_nanos(FLOW_PAUSE_NS.unsigned_abs().into());
     let mut rig = loop {
         let mut rig = Rig::new();
@@ -310,7 +310,7 @@ fn a_lane_is_not_taken_for_proven_before_it_can_be_answered() {
 /// Until the peer has learned that this host opens a lane, it still does so itself. Packets of this host by
 /// its own way may be lost: an arrival proves nothing.
 #[test]
-fn what_comes_by_the_peers_own_way_does_not_prove_a_lane_that_this_host_opens() {
+fn frames_on_the_peers_lane_do_not_prove_a_lane_of_this_host() {
     let mut rig = Rig::new();
     add_lane(&mut rig, 1);
     let number = path(&rig).0;

@@ -143,7 +143,7 @@ fn too_many_are_refused(engine: &Engine) {
 }
 
 #[test]
-fn what_waits_to_be_sent_has_a_limit_and_all_that_was_taken_is_sent() {
+fn the_send_queue_has_a_limit_and_every_accepted_packet_is_sent() {
     let thread = thread::spawn(|| {
         unshare_network().expect("this test needs root");
         let up = Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap();

@@ -89,7 +89,7 @@ fn a_path_that_goes_takes_its_narrowness_along() {
 }
 
 #[test]
-fn what_ipv6_has_a_right_to_goes_for_the_kernel_to_cut() {
+fn ipv6_packets_up_to_the_minimum_mtu_are_left_for_the_kernel_to_cut() {
     let mut rig = narrow();
     let reads = [datagram(NARROW.into()), datagram(NARROW as usize + 1), datagram(IPV6_MIN)];
     rig.transmit(&mut reads.clone());
@@ -112,7 +112,7 @@ fn what_ipv6_has_a_right_to_goes_for_the_kernel_to_cut() {
 }
 
 #[test]
-fn what_is_longer_is_told_what_it_may_be() {
+fn senders_of_longer_packets_are_told_the_mtu() {
     let mut rig = narrow();
     rig.transmit(&mut [datagram(IPV6_MIN + 1)]);
     let answer = rig.tap.frames.borrow_mut().pop().unwrap();

@@ -116,7 +116,7 @@ fn plaintext_from(source: Ipv6Addr, frame: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_not_between_the_two_hosts_is_dropped() {
+fn frames_of_third_parties_are_dropped() {
     let mut wire = wire();
     let key = sealing();
     let read = Packet::new(true, false).with(b"inside").complete();

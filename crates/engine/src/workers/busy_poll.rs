@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_too_late_is_tried_ever_less_often() {
+    fn polls_that_come_too_late_become_less_frequent() {
         let mut busy_poll = BusyPoll::new(None);
         let (mut tries, mut turns) = (0, 0);
         while let Some(more) = turns_until(&mut busy_poll, true, CLOSE, 1) {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_configured_holds() {
+    fn configured_polling_holds() {
         for fixed in [Duration::ZERO, Duration::from_millis(2)] {
             let mut busy_poll = BusyPoll::new(Some(fixed));
             assert!(!busy_poll.learns());

@@ -372,7 +372,7 @@ fn an_address_that_no_socket_reaches_fails_its_path() {
 }
 
 #[test]
-fn what_cannot_be_started_is_refused_by_name() {
+fn settings_that_cannot_start_are_refused_by_name() {
     let namespace = fresh_namespace();
     run_in(&namespace, || {
         let config = EngineConfig::new("weft0", VNI, common::MTU);

@@ -146,7 +146,7 @@ fn new_lanes_carry_before_the_next_look_at_all_lanes() {
 
 /// Flows are counted by the worker that they come to: by chance, half of them come to each.
 #[test]
-fn what_begins_beside_a_stream_comes_to_the_other_worker() {
+fn a_flow_that_begins_beside_a_stream_goes_to_the_other_worker() {
     const FLOWS: u64 = 20;
     let (a, b) = strangers();
     a.run(|| a.engine.set_workers(2)).unwrap();
@@ -275,7 +275,7 @@ fn queues_of_direct_ports_are_the_affair_of_the_workers_that_stay() {
 }
 
 #[test]
-fn what_is_sent_to_a_worker_that_is_removed_arrives() {
+fn packets_sent_to_a_removed_worker_arrive() {
     const PAIRS: usize = 24;
     let (a, b) = strangers();
     for host in [&a, &b] {

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_set_is_there_until_it_is_removed() {
+    fn an_entry_is_there_until_it_is_removed() {
         let map = Map::<8, 1>::hash(2, *b"weft_test\0\0\0\0\0\0\0").unwrap();
         let [one, two, three] = [1, 2, 3].map(|number: u64| number.to_ne_bytes());
         assert_eq!(errno(map.get(one)), Some(libc::ENOENT));
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_to_the_memory_of_an_array_is_in_it() {
+    fn writes_to_the_mapped_memory_of_an_array_are_in_it() {
         let mapped = Mapped::<2_048>::new().unwrap();
         assert_eq!(mapped.words().len(), 256);
         for (word, number) in mapped.words().iter().zip(1..) {

@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_ports_goes_by_addresses_and_what_has_none_by_its_sender() {
+    fn frames_without_ports_go_by_addresses_and_others_by_their_sender() {
         in_a_namespace(|| {
             let mut rig = Rig::with_workers(5);
             let flow = |port, protocol| Flow::new((port, port), protocol);
@@ -607,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_comes_to_a_worker_with_much_less_and_what_goes_on_stays() {
+    fn new_flows_go_to_a_worker_with_much_less_load_and_others_stay() {
         in_a_namespace(|| {
             let mut rig = Rig::with_workers(3);
             let flow = |port| Flow::new((port, 80), 6).ipv4(0, 0x4000);

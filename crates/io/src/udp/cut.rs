@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_than_the_route_takes_goes_in_pieces_where_that_is_allowed() {
+    fn datagrams_longer_than_the_route_mtu_are_fragmented_where_allowed() {
         on_a_narrow_loopback(|| {
             for address in [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()] {
                 let bind = || UdpSocket::bind(None, 0).unwrap();

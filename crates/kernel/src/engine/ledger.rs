@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_refused_is_counted_for_the_peer() {
+    fn refusals_of_the_kernel_are_counted_for_the_peer() {
         let mut ledger = Ledger::default();
         let reading = StateUsage { replays: 2, integrity_failures: 3, ..StateUsage::default() };
         ledger.note(id(1), (PEER, Way::In), Some(reading));

@@ -398,7 +398,7 @@ fn a_second_peer_takes_no_policy_from_the_one_that_has_it() {
 /// Packets arrive at the address that the peer dialled. Packets leave from the address that the routes
 /// select, as those of the VXLAN device do.
 #[test]
-fn what_a_peer_sends_is_taken_at_the_address_that_it_dialled() {
+fn a_peers_packets_are_accepted_at_the_address_that_it_dialled() {
     let mut state = State::new(6785, 6786);
     let dialled: IpAddr = [192, 0, 2, 101].into();
     let set = |source| EngineCommand::SetSource { peer: PEER, source };

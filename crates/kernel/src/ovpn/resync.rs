@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_gone_or_elsewhere_is_told_and_nothing_else() {
+    fn peers_that_went_or_moved_are_reported_and_no_others() {
         let at = |text: &str| Some(text.parse::<SocketAddr>().unwrap());
         let known = |id, remote| KnownPeer { id, remote, primary_key_id: None };
         let found = |id, remote| PeerState { id, remote, ..PeerState::default() };

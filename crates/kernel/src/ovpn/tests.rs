@@ -97,7 +97,7 @@ fn a_new_peer_reads_back() {
 }
 
 #[test]
-fn what_is_not_said_of_a_peer_is_not_written() {
+fn fields_that_a_peer_lacks_are_not_written() {
     let bare = PeerAttributes { id: Some(PEER), ..PeerAttributes::default() };
     let (command, body) = parts(codec::set_peer(FAMILY, DEVICE, &bare));
     let peer = theirs::OpPeerSetDo::decode_request(&body).get_peer().unwrap();
@@ -355,7 +355,7 @@ fn a_float_is_told_with_the_new_address() {
 
 proptest! {
     #[test]
-    fn whatever_comes_is_read_without_panic(
+    fn any_input_is_read_without_panic(
         command in any::<u8>(),
         bytes in prop::collection::vec(any::<u8>(), 0..200),
     ) {

@@ -164,7 +164,7 @@ fn newer_kernels_hear_direction_and_cpu() {
 }
 
 #[test]
-fn what_a_state_opens_is_marked() {
+fn packets_that_a_state_opens_are_marked() {
     let old = Abilities::default();
     let spec = StateSpec { mark: Some(0x5800_0001), encapsulation: None, ..inbound() };
     let plain = StateSpec { mark: None, ..spec.clone() };
@@ -233,7 +233,7 @@ fn answers_are_read() {
 }
 
 #[test]
-fn what_is_not_ours_is_told_apart() {
+fn foreign_states_and_policies_are_told_apart() {
     for reqid in [0, 1, 0x5744_ffff, 0x5746_0000, u32::MAX] {
         let mut foreign = hex(NEW_STATE_IN);
         foreign[208..212].copy_from_slice(&reqid.to_ne_bytes());

@@ -92,7 +92,7 @@ fn attaching_again_only_adds_what_is_missing() {
 type Wreck = fn(&Container);
 
 #[test]
-fn whatever_was_deleted_is_restored() {
+fn deleted_parts_are_restored() {
     // One at a time, each as `kill -9`, an administrator or another program may leave it.
     let wrecks: [(&str, Wreck); 9] = [
         ("host end", |_| _ = run("ip", &["link", "delete", "weft-box5"])),

@@ -64,7 +64,7 @@ fn the_mtu_stays_whatever_the_ports_have() {
 }
 
 #[test]
-fn what_somebody_changed_is_put_right() {
+fn changes_by_others_are_put_right() {
     on_a_host(|| async {
         let kernel = host_with_bridge().await;
         make_tap();

@@ -117,7 +117,7 @@ fn only_differences_are_sent() {
 }
 
 #[test]
-fn what_others_entered_stays_and_what_is_lost_comes_back() {
+fn foreign_entries_stay_and_lost_ones_come_back() {
     on_a_host(|| async {
         let kernel = host_with_tap().await;
         let mut overlay = overlay_of(&kernel);

@@ -40,7 +40,7 @@ fn close_loop(one: &Container, two: &Container) {
 }
 
 #[test]
-fn what_goes_round_between_two_hosts_ends_and_its_ports_are_known() {
+fn a_loop_between_two_hosts_ends_and_its_ports_are_known() {
     on_a_host(|| async {
         let (hosts, containers) = hosts(OuterFamily::V4, 2).await;
         let third = hosts[0].container(3).await;

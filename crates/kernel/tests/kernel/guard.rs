@@ -152,7 +152,7 @@ fn any_sender_is_meant_and_other_ports_are_not() {
 }
 
 #[test]
-fn what_is_forwarded_is_dropped_too() {
+fn forwarded_packets_are_dropped_too() {
     on_a_host(|| async {
         let _host = Host::new(1).await;
         run("ip", &["address", "add", "192.0.2.254/24", "dev", "underlay"]);
@@ -417,7 +417,7 @@ fn somebody_elses_table_is_left_alone() {
 }
 
 #[test]
-fn what_is_ours_goes_though_one_table_is_somebody_elses_by_now() {
+fn our_tables_go_though_another_program_has_taken_one() {
     on_a_host(|| async {
         let kernel = Kernel::new().unwrap();
         Guard::new(kernel.clone(), &PORTS).ensure(&[]).await.unwrap();

@@ -112,7 +112,7 @@ fn a_peer_moves_with_its_entries() {
 }
 
 #[test]
-fn who_gets_broadcast_is_a_matter_of_its_own() {
+fn broadcast_peers_are_set_apart_from_unicast_peers() {
     on_a_host(|| async {
         let (_kernel, mut overlay) = host().await;
         // Two peers at one address (two hosts behind one NAT would be): one copy.
@@ -132,7 +132,7 @@ fn who_gets_broadcast_is_a_matter_of_its_own() {
 }
 
 #[test]
-fn what_was_deleted_by_hand_comes_back() {
+fn deletions_by_hand_are_restored() {
     on_a_host(|| async {
         let (kernel, mut overlay) = host().await;
         overlay.set_peer(1, via("192.0.2.1")).await.unwrap();

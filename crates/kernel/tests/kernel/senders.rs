@@ -115,7 +115,7 @@ fn list(family: &str, what: &str, name: &str) -> String {
 }
 
 #[test]
-fn what_others_change_is_seen_and_mended_and_what_weft_changes_is_no_news() {
+fn changes_by_others_are_mended_and_wefts_own_are_no_news() {
     on_a_host(|| async {
         let kernel = weft_kernel::Kernel::new().unwrap();
         let senders = Senders::new(kernel.clone());

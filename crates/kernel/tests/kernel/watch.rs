@@ -20,7 +20,7 @@ async fn wait_for(watch: &mut LinkWatch, wanted: &LinkEvent) -> Vec<LinkEvent> {
 }
 
 #[test]
-fn what_happens_to_a_device_is_told_in_order() {
+fn events_of_a_device_are_told_in_order() {
     on_a_host(|| async {
         make_device("before");
         let kernel = Kernel::new().unwrap();

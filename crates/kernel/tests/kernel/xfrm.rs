@@ -100,7 +100,7 @@ fn calls_given_up_do_not_disturb_the_next() {
 }
 
 #[test]
-fn what_others_do_to_policies_is_reported() {
+fn changes_of_policies_by_others_are_reported() {
     on_a_host(|| async {
         let xfrm = Xfrm::open().unwrap();
         let mut watch = xfrm.watch().unwrap();

@@ -106,7 +106,7 @@ fn only_one_switch_drives_a_namespace() {
 }
 
 #[test]
-fn what_is_deleted_by_hand_comes_back() {
+fn deletions_by_hand_are_restored() {
     let underlay = Underlay::new();
     let (mut one, two) = (Host::new(1, &underlay), Host::new(2, &underlay));
     let (a, c) = (one.container(1), two.container(3));

@@ -46,7 +46,7 @@ fn devices_are_made_listed_and_removed() {
 }
 
 #[test]
-fn who_may_not_administer_the_network_is_refused() {
+fn a_caller_without_the_right_is_refused() {
     let [host] = hosts();
     let device = host.device(Mode::P2p);
     let error = host.space.within(|| {

@@ -13,7 +13,7 @@ use crate::lab::{Host, Pair, block_on, next, policy, policy_id, rest, state};
 const KEY: &str = "0x000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fa0a1a2a3";
 
 #[test]
-fn what_others_remove_is_reported_and_what_we_remove_is_not() {
+fn removals_by_others_are_reported_and_our_own_are_not() {
     block_on(async {
         let pair = Pair::new(false);
         let (a, b) = (&pair.a, &pair.b);

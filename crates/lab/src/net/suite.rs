@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_badly_or_not_at_all_has_failed() {
+    fn a_test_that_ends_badly_or_not_at_all_has_failed() {
         let here = Path::new("/");
         let limit = Some(Duration::from_millis(200));
         let program = tempfile::NamedTempFile::new().unwrap();

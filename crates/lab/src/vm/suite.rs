@@ -144,7 +144,7 @@ const CORE: [&str; 50] = [
     "vm_odp::*containers_reach_each_other*",
     "vm_odp::*no_flow_is_stale*",
     "vm_odp::*nobody_draws*",
-    "vm_odp::*what_is_deleted_by_hand*",
+    "vm_odp::*deletions_by_hand*",
     "vm_ovpn::*a_float*",
     "vm_ovpn::*a_peer_that_is_deleted*",
     "vm_ovpn::*after_lost_notices*",
@@ -163,7 +163,7 @@ const CORE: [&str; 50] = [
     "vm_wire::stop_leaves*",
     "vm_wire::the_guard_holds*",
     "vm_wire::tshark*udp",
-    "vm_wire::what_weft_did_not_send*",
+    "vm_wire::foreign_packets*",
     "vm_xfrm::*",
 ];
 
@@ -660,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_two_cores_is_in_a_guest_that_has_them() {
+    fn tests_that_need_two_cores_share_a_guest_that_has_them() {
         let tests = ["lanes::a", "carry::b", "lanes::c"];
         let shares = shared_out(vec![(Choice::Newest, vec![program("vm_xfrm", &tests)])]);
         let seen: Vec<(Clock, &Vec<Program>)> =
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn what_boots_with_further_words_is_in_a_guest_of_its_own() {
+    fn tests_with_boot_words_have_a_separate_guest() {
         let programs = vec![program("vm_ipv4", &["a", "b"]), program("vm_xfrm", &["c"])];
         let shares = shared_out(vec![(Choice::Newest, programs)]);
         let seen: Vec<(&str, &str)> = shares

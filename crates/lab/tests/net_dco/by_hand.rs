@@ -261,7 +261,7 @@ fn a_peer_is_sent_to_from_the_address_that_is_asked_for() -> anyhow::Result<()> 
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_what_to_do() -> anyhow::Result<()> {
+fn impossible_requests_are_refused_with_a_remedy() -> anyhow::Result<()> {
     let pair = Pair::new(["p2p", "p2p"])?;
     for at in 0..2 {
         let get = pair.refused(at, &["get-peer", DEVICE, "9"])?;

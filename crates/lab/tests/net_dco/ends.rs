@@ -213,7 +213,7 @@ fn make_crowd(host: &Host) -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_happens_while_nobody_looks_is_told_once_afterwards() -> anyhow::Result<()> {
+fn events_that_nobody_read_are_told_once_afterwards() -> anyhow::Result<()> {
     let sandbox = Sandbox::new(&SandboxOptions::default())?;
     let host = sandbox.host(0);
     for engine in engines(host)? {
@@ -267,7 +267,7 @@ fn an_mtu_that_leaves_no_room_is_refused_with_the_largest() -> anyhow::Result<()
 }
 
 #[test]
-fn what_a_device_in_userspace_drops_is_shown_by_reason() -> anyhow::Result<()> {
+fn drops_of_a_userspace_device_are_shown_by_reason() -> anyhow::Result<()> {
     let sandbox = Sandbox::new(&SandboxOptions::default())?;
     let host = sandbox.host(0);
     for engine in engines(host)? {

@@ -184,7 +184,7 @@ fn a_peer_that_floats_is_told_alike_and_followed() {
 }
 
 #[test]
-fn what_a_peer_sends_is_known_by_one_id_and_what_it_gets_bears_another() {
+fn a_peer_sends_with_one_id_and_receives_with_another() {
     both([Mode::Mp, Mode::P2p], Outer::Udp4, |two| {
         let (a, b) = (&two.a, &two.b);
         let ids = || a.peer(b).map(|state| (state.id, state.tx_id));

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_file_is_refused_with_what_is_wrong() {
+    fn bad_key_files_are_refused_with_the_fault() {
         let whole = file(&block());
         let error = |text: &str| KeyBlock::parse(text).unwrap_err();
         assert_eq!(error(""), KeyFileError::NotAFile);

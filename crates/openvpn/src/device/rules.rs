@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused_by_name() {
+    fn contradictions_are_refused_by_name() {
         let v6 = Some(Ipv6Addr::LOCALHOST);
         let v4 = Some(Ipv4Addr::LOCALHOST);
         let mp = |change: fn(&mut PeerAttributes)| refused(Mode::Mp, change);

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_of_peers_follows_what_happens_to_them() {
+    fn the_list_of_peers_follows_their_events() {
         let mut book = Book::default();
         book.insert(1, Way::Device, at("192.0.2.1:1"));
         book.insert(2, Way::Device, at("[::ffff:192.0.2.2]:2"));

@@ -420,7 +420,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_bound_the_daemon_is_told_with_its_reason() {
+    fn missing_bounds_of_the_daemon_are_told_with_the_reason() {
         let mut diagnosis = Diagnosis { ready: true, findings: Vec::new(), aead: Vec::new() };
         let states = [("landlock", "off: the kernel has none"), ("seccomp", "on")];
         let states = states.map(|(means, state)| (means.to_owned(), state.to_owned()));
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_lacking_comes_with_advice() {
+    fn each_gap_comes_with_advice() {
         let mut findings = vec![permission(false), nft(false)];
         for module in [Module::Absent, Module::NotInstalled] {
             findings.extend([true, false].map(|needed| part(needed).finding(module)));

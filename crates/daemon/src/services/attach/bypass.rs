@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_direct_ports_pass_by_is_named_with_their_containers() {
+    fn rules_that_direct_ports_bypass_are_named_with_their_containers() {
         let direct = [("c1".to_owned(), spec())];
         let seen = |port: BridgePort, judge: Option<&str>| BridgePorts {
             tap: Some(3),

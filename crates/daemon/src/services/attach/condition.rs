@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_an_interface_is_named() {
+    fn each_fault_of_an_interface_is_named() {
         let attachment = r#"{"id":"netns:a","name":"a","interface":"weft0","mac":"02:00:00:00:00:07",
             "addresses":["10.32.0.1/12","fd00::1/64"],"mtu":1388,"since":""}"#;
         let sandbox = r#"{"id":"netns:a","name":"a","namespace":"/run/netns/a","kind":"netns",

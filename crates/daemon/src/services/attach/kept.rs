@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_tried_again_is_tried_less_and_less_often() {
+    fn retries_become_less_frequent() {
         let mut retries = Retries::default();
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);

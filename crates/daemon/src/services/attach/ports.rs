@@ -390,7 +390,7 @@ mod tests {
         }
     }
 
-    fn what_is_chosen_is_given(engine: &Arc<Engine>, support: &Support) {
+    fn check_chosen_port_kinds(engine: &Arc<Engine>, support: &Support) {
         for choice in [EngineChoice::Auto, EngineChoice::Userspace] {
             let direct = launched(engine, PortChoice::Direct, choice);
             assert_eq!(direct.kind(support), DIRECT);
@@ -422,7 +422,7 @@ mod tests {
             let ready = Support::Ready { esp: Ok(Vec::new()), ovpn: Ok(Vec::new()), lanes_max: 1 };
             let lacking = [Support::NoVxlan, Support::NoEsp("no XFRM".into()), Support::Forbidden];
             auto_follows_the_engines(&engine, &ready, &lacking);
-            lacking.iter().chain([&ready]).for_each(|it| what_is_chosen_is_given(&engine, it));
+            lacking.iter().chain([&ready]).for_each(|it| check_chosen_port_kinds(&engine, it));
         });
         thread.join().unwrap();
     }

@@ -102,7 +102,7 @@ fn ids_and_letter_cases_are_random_and_new_for_each_try() {
 }
 
 #[test]
-fn what_does_not_belong_to_the_question_is_ignored() {
+fn answers_to_other_questions_are_ignored() {
     let now = Instant::now();
     let mut exchange = exchange(now, 1, 1);
     let sent = exchange.next(now).unwrap();

@@ -53,7 +53,7 @@ fn outbound(path: PathId, lane: u16, remote: &str) -> EngineCommand {
 
 /// The command applies to the peer's present and later paths, and voids the known lane state.
 #[test]
-fn who_opens_lanes_can_change() {
+fn the_end_that_opens_lanes_can_change() {
     let peer = PeerId::from_bytes([9; 32]);
     for local in [8, 10].map(|byte| PeerId::from_bytes([byte; 32])) {
         let mut state = State::of_host(local, Vni(7), 1_388, Arc::default(), KeyLog::default());

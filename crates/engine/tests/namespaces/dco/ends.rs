@@ -112,7 +112,7 @@ fn the_carrier_goes_with_the_only_peer_and_stays_in_mode_mp() {
 }
 
 #[test]
-fn who_floats_is_answered_from_the_address_that_it_sends_to() {
+fn a_peer_that_floats_is_answered_from_the_address_that_it_sends_to() {
     let (a, b) = strangers((Mode::Mp, Mode::P2p));
     let bind = || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     let (here, there) = (a.run(bind), b.run(bind));
@@ -265,7 +265,7 @@ fn a_connection_that_closes_or_carries_nonsense_ends_its_peer() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_the_kernels_numbers() {
+fn impossible_requests_are_refused_with_the_kernels_errno() {
     let (a, b) = strangers((Mode::Mp, Mode::P2p));
     let (here, there) = connect_udp(&a, &b, false, AES_256);
     let whole = PeerAttributes {

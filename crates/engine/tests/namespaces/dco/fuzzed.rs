@@ -139,7 +139,7 @@ fn seen(a: &Host) -> u64 {
 }
 
 #[test]
-fn whatever_comes_is_counted_and_nothing_of_others_gets_in() {
+fn any_input_is_counted_and_nothing_of_others_gets_in() {
     let (a, b) = strangers((Mode::Mp, Mode::P2p));
     let mut forger = Forger::new(&a, &b, seed());
     let receiver = a.run(|| UdpSocket::bind((a.inner_v4(), 5_001)).unwrap());

@@ -77,7 +77,7 @@ fn told_segment_bytes(packet: &[u8]) -> Option<u16> {
 
 /// The peer is not a device of ours, which would have lowered it before.
 #[test]
-fn what_a_peer_lets_a_stream_send_is_lowered_on_receipt() {
+fn a_peers_segment_size_is_lowered_on_receipt() {
     let (a, b) = strangers((Mode::Mp, Mode::P2p));
     let mut peer = Forger::new(&a, &b, 1);
     let open = || socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::TCP)).unwrap();

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_receivers_and_senders_carried_is_in_the_ledger() {
+    fn traffic_of_receivers_and_senders_is_in_the_ledger() {
         let mut ledger = Ledger::default();
         let link = Traffic { rx_packets: 12, rx_bytes: 1_500, tx_packets: 40, tx_bytes: 5_000 };
         let vpn = Traffic { rx_packets: 10, rx_bytes: 1_000, tx_packets: 2, tx_bytes: 4_000 };

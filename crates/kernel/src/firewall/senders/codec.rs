@@ -185,7 +185,7 @@ mod tests {
 
     /// `nft` speaks so, too: the first word of the key is a number as this machine writes it.
     #[test]
-    fn what_is_written_is_read_again() {
+    fn elements_read_back_as_written() {
         let all = [
             (Set::Marks, Member::Mark(NUMBERS + 7)),
             (Set::V4, Member::Address("192.0.2.7".parse().unwrap(), NUMBERS + 1)),

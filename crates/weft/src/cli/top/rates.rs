@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_has_no_rate_yet_and_what_is_gone_no_line() {
+    fn a_new_peer_has_no_rate_yet_and_a_gone_one_no_line() {
         let (before, mut now) = (traffic(0, 100, 1), traffic(1_000, 200, 2));
         let mut lane = now.clone();
         lane.peers[0].lanes[0].lane = 1;

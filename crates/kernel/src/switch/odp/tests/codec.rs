@@ -434,7 +434,7 @@ fn the_controllers_answer_is_read() {
 
 proptest! {
     #[test]
-    fn whatever_comes_is_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_input_is_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let mut message = datagram(1, &bytes);
         let _ = read_upcall(FAMILY, &message);
         message[4..6].copy_from_slice(&2_u16.to_ne_bytes());

@@ -151,7 +151,7 @@ fn a_meter_stands_before_tunnels_alone_and_a_pause_closes_them() {
 }
 
 #[test]
-fn what_the_host_listens_to_it_tells_no_peer() {
+fn multicast_groups_of_the_host_are_told_to_no_peer() {
     let tables = host();
     for group in [IGMP_REPORT, MLD_REPORT] {
         assert_eq!(verdict(&tables, 0, group), Verdict::Keep(vec![Output::Port(1)]));
