@@ -181,7 +181,7 @@ impl DataCipher {
     pub const ALL: [Self; 4] =
         [Self::Aes128Gcm, Self::Aes192Gcm, Self::Aes256Gcm, Self::ChaCha20Poly1305];
 
-    /// AES-GCM with a key of so many bytes; `None` unless it is 16, 24 or 32.
+    /// AES-GCM with a key of `key_bytes` bytes; `None` unless it is 16, 24 or 32.
     pub const fn aes_gcm(key_bytes: usize) -> Option<Self> {
         match key_bytes {
             16 => Some(Self::Aes128Gcm),

@@ -101,7 +101,7 @@ impl SealingSa {
     /// that stay unused are skipped.
     ///
     /// # Errors
-    /// [`SealError::Exhausted`]: there are not so many left.
+    /// [`SealError::Exhausted`]: fewer sequence numbers are left.
     #[inline]
     pub fn reserve(&self, packets: u64) -> Result<Reserved<'_>, SealError> {
         let last = self.sequence.fetch_update(Relaxed, Relaxed, |last| last.checked_add(packets));

@@ -34,9 +34,9 @@ use crate::tx::transmitter::Transmitter;
 
 pub use self::crowd::{measure_helped, measure_lanes};
 
-/// Endpoints that a lane's tables know, as on a network of so many containers.
+/// Endpoints that a lane's tables know: the containers of a large network.
 pub const ENDPOINTS: u32 = 1_000;
-/// A figure is the median of so many parts of the given time; the first part is not counted.
+/// Parts of the given time whose median is the figure; the first part is not counted.
 const PARTS: u32 = 10;
 
 const VNI: Vni = Vni(7);
@@ -117,7 +117,7 @@ fn timed(work: impl FnOnce()) -> Duration {
     start.elapsed()
 }
 
-/// The rate of batches of so many packets and bytes; each call returns what one took.
+/// The rate of batches with these packets and bytes; each call returns the time of one.
 fn rate(
     time: Duration,
     (packets, bytes): (usize, usize),
@@ -161,7 +161,7 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// A lane with its SAs, a peer and [`ENDPOINTS`] endpoints; a batch is so many runs, at most
+    /// A lane with its SAs, a peer and [`ENDPOINTS`] endpoints; a batch has `runs` runs, at most
     /// [`MESSAGES_MAX`](weft_io::udp::MESSAGES_MAX).
     ///
     /// # Errors
@@ -187,7 +187,7 @@ impl Lane {
         let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), socket.port());
         let remote = socket
             .remote(address)
-            .map_err(|source| EngineError::Kernel { what: "take an address of its own", source })?;
+            .map_err(|source| EngineError::Kernel { what: "take a separate address", source })?;
         let mut state =
             State::new(VNI, container_mtu as u16, Arc::new(Registry::default()), KeyLog::default());
         for command in commands(cipher, address) {

@@ -186,7 +186,7 @@ pub(crate) const fn load_packet(width: Width, at: i32) -> Instruction {
     instruction(0x20 | width as u8, 0, 0, 0, at)
 }
 
-/// From so many bytes behind the place that a register says.
+/// Loads from `at` bytes behind the address in a register.
 pub(crate) const fn load_behind(width: Width, register: u8, at: i32) -> Instruction {
     instruction(0x40 | width as u8, 0, register, 0, at)
 }

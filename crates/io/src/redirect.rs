@@ -25,8 +25,8 @@ use crate::bpf::{
 /// each address that is in it.
 pub const MACS_MAX: usize = 65_536;
 
-/// A shortcut lets one frame take the bridge every so many times 2^30 ns (1.07 s). So the bridge keeps knowing the
-/// sender's port. It forgets that after 300 s (`ageing_time`, unless somebody sets it lower).
+/// The interval at which a shortcut lets one frame take the bridge, in units of 2^30 ns (1.07 s). So the bridge keeps
+/// knowing the sender's port. It forgets that after 300 s (`ageing_time`, unless somebody sets it lower).
 const BRIDGE_EVERY: i32 = 10;
 const SECOND_SHIFT: u32 = 30;
 

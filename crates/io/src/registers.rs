@@ -17,7 +17,7 @@ pub struct Registers {
 }
 
 impl Registers {
-    /// Those in the first so many bytes.
+    /// The registers in the first `bytes` bytes.
     ///
     /// # Errors
     /// The file cannot be opened for reading and writing, is shorter, or is none that can be mapped.

@@ -1,5 +1,5 @@
-//! Real containerds on hosts of the lab, which run containers on networks of CNI by `ctr`. Each has a mount namespace
-//! of its own, so that the directories of plugins and configurations are its own too.
+//! Real containerds on hosts of the lab, which run containers on networks of CNI by `ctr`. Each has its own mount
+//! namespace, and so its own directories of plugins and configurations.
 
 use std::fs::File;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Real Docker engines on hosts of the lab. Each has mount and process namespaces of its own, so that two engines on
+//! Real Docker engines on hosts of the lab. Each has its own mount and process namespaces, so that two engines on
 //! one machine have a plugin directory each, and end with all their containers.
 
 use std::fs::File;

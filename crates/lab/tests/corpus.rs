@@ -5,7 +5,7 @@
 use std::panic::catch_unwind;
 use std::path::Path;
 
-#[allow(unreachable_pub, reason = "a library of its own where libFuzzer builds it")]
+#[allow(unreachable_pub, reason = "a separate library where libFuzzer builds it")]
 #[path = "../../../fuzz/src/lib.rs"]
 mod targets;
 

@@ -196,7 +196,7 @@ fn containers_outlive_a_daemon_that_stops_or_is_killed() -> anyhow::Result<()> {
     one.run(&["rm", "-f", "web", "late"])?;
     two.run(&["rm", "-f", "db"])?;
     docked.both(&["network", "rm", "weft"])?;
-    // What Docker could not tell in the meantime is found by its lists, after a minute.
+    // Its lists, after a minute, show changes that Docker could not tell in the meantime.
     docked.wait_clean(Duration::from_secs(150))
 }
 

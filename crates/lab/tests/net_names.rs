@@ -439,6 +439,6 @@ fn a_host_in_a_namespace_leaves_the_machines_resolver_alone() -> anyhow::Result<
     let (lab, _one, _two) = pair()?;
     let status = lab.host(0).weft_json(&["status"])?;
     let how = status["host_dns"].as_str().unwrap_or_default();
-    ensure!(how.contains("namespace of its own"), "{status}");
+    ensure!(how.contains("separate network namespace"), "{status}");
     Ok(())
 }

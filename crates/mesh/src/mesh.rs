@@ -93,7 +93,7 @@ pub struct Mesh {
     storage: Storage,
     links: BTreeMap<PeerId, Link>,
     members: Members,
-    /// The ranges of `weft`, and of each network that has ranges of its own.
+    /// The ranges of `weft`, and of each network that has its own ranges.
     spaces: BTreeMap<Vni, Space>,
     /// Endpoints on `weft`.
     endpoints: EndpointTable,

@@ -153,7 +153,7 @@ impl State {
         self.networks.get(&vni).map(|saved| if saved.ledger.is_some() { vni } else { Vni::WEFT })
     }
 
-    /// The addresses of a network that has ranges of its own.
+    /// The addresses of a network that has its own ranges.
     pub(crate) fn ledger(&self, vni: Vni) -> Option<&Ledger> {
         if vni == Vni::WEFT {
             return Some(&self.weft);

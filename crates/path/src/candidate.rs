@@ -755,7 +755,7 @@ const fn packets_max(format: Format) -> u64 {
     }
 }
 
-/// How long a path waits after the engine's so many failures of it.
+/// How long a path waits after the engine has reported `failures` failures of it.
 fn engine_hold(failures: u32, shared: &mut Shared) -> Duration {
     match failures.checked_sub(1) {
         Some(tries) => retry_after(tries, shared),

@@ -42,10 +42,10 @@ pub const CLEAN_BEFORE_MOVE_MS: u64 = 10_000;
 pub const RETRY_FIRST_MS: u64 = 1_000;
 /// ... up to this.
 pub const RETRY_MAX_MS: u64 = 60_000;
-/// The first failure that an engine reports of a path holds it back for so many milliseconds, so that reports
+/// Milliseconds that the first failure that an engine reports of a path holds it back, so that reports
 /// of one event count once. Each further failure holds it back by [`RETRY_FIRST_MS`] and [`RETRY_MAX_MS`].
 pub const ENGINE_HOLD_FIRST_MS: u64 = 100;
-/// A path that has carried packets for so many milliseconds has recovered: the next failure that
+/// Milliseconds of carrying packets after which a path has recovered: the next failure that
 /// its engine reports counts as the first.
 pub const ENGINE_SOUND_MS: u64 = 2_000;
 /// Milliseconds within which a path relapses: it fails in use without an answer to its active probes, then answers

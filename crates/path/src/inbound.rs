@@ -498,7 +498,7 @@ mod tests {
             }
         }
 
-        /// Advances time by so many milliseconds, and runs what is due then.
+        /// Advances time, and runs what is due then.
         fn pass(&mut self, milliseconds: u64) {
             self.now += ms(milliseconds);
             let key = Key {

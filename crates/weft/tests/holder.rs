@@ -87,7 +87,7 @@ fn it_holds_sockets_with_no_rights_and_nothing_else_open_until_it_is_released() 
     assert_eq!(place("cwd"), Path::new("/"));
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let session = stat.rsplit(") ").next().unwrap().split(' ').nth(3).unwrap();
-    assert_eq!(session, pid.to_string(), "a session of its own");
+    assert_eq!(session, pid.to_string(), "a separate session");
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let open: Vec<String> = open
         .map(|entry| std::fs::read_link(entry.unwrap().path()).unwrap())

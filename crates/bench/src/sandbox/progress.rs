@@ -8,7 +8,7 @@ use super::SandboxError;
 
 /// The pause between two looks of [`wait_until`].
 const POLL_INTERVAL_MS: u64 = 20;
-/// It is at least so many times what a look takes, so that waiting does not hold up what it waits for.
+/// The pause takes at least this many times as long as a look, so that looks do not slow the awaited work.
 const POLL_SHARE: u32 = 4;
 /// A wait says that it goes on after this time, and again after each such time.
 const PROGRESS_INTERVAL_MS: u64 = 2_000;

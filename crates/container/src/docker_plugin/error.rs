@@ -96,7 +96,7 @@ pub enum PluginError {
     /// The two halves of `docker network create` name two networks.
     #[error(
         "{subnet} belongs to network {of}, not to {network}: add --ipam-opt network={network}, \
-         and --subnet if {network} is new and is to have a range of its own"
+         and --subnet if {network} is new and is to have its own range"
     )]
     OtherNetwork {
         /// The range.

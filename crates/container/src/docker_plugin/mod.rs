@@ -7,7 +7,7 @@
 //!
 //! Docker never tells the name of a network, and it asks for addresses before it tells that a
 //! network exists. So a network of Weft's is named twice: `-o network=NAME` for the network driver
-//! and, where its addresses are to come from a range of its own, `--ipam-opt network=NAME` for the
+//! and, where its addresses are to come from the network's own range, `--ipam-opt network=NAME` for the
 //! IPAM driver. A `--subnet` stands for the second where no network has that range yet.
 
 mod backend;

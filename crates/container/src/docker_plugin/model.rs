@@ -36,7 +36,7 @@ pub(super) struct World {
     /// The networks that were opened, as they were asked for.
     pub(super) opened: Vec<NetworkRequest>,
     pub(super) disk_is_full: bool,
-    /// The disk is full after so many more writes.
+    /// The writes that still succeed before the disk is full.
     pub(super) writes_left: Option<u32>,
     /// Why every verb fails.
     pub(super) broken: Option<BackendError>,

@@ -17,7 +17,7 @@ use crate::window::ReplayWindow;
 use crate::{Cipher, DataCipher, SaKey};
 
 /// Why an SA's key is one of its cipher's.
-const SA_KEY_FITS: &str = "the ciphers of SAs take 32 bytes, and so many an SA's key has";
+const SA_KEY_FITS: &str = "the ciphers of SAs take 32 bytes, the length of an SA's key";
 
 /// A key that seals. Several threads may seal with it, each with packet ids that it has reserved
 /// ([`SealingKey::reserve`]).
@@ -85,7 +85,7 @@ impl SealingKey {
     /// gets them. Ids that stay unused are skipped.
     ///
     /// # Errors
-    /// [`SealError::Exhausted`]: there are not so many left, or the blocks are used up.
+    /// [`SealError::Exhausted`]: fewer ids are left, or the blocks are used up.
     #[inline]
     pub fn reserve(
         &self,

@@ -50,7 +50,7 @@ impl LimitedKey {
 
 #[cfg(test)]
 impl LimitedKey {
-    /// As if so many packets had failed to open.
+    /// As if this number of packets had failed to open.
     pub(super) fn set_failures(&self, failures: u64) {
         self.failures.store(failures, Relaxed);
     }

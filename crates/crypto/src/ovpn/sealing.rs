@@ -14,7 +14,7 @@ pub(super) struct Spent {
     max: u64,
     /// Blocks sealed, those of the packets included ([`usage::blocks_of`]).
     blocks: AtomicU64,
-    /// After so many sealed packets, no more ids are given away.
+    /// Sealed blocks after which no more ids are given away.
     blocks_max: u64,
 }
 
@@ -39,7 +39,7 @@ impl Spent {
     /// Takes the next `packets` ids.
     ///
     /// # Errors
-    /// [`SealError::Exhausted`]: there are not so many left, or the key has sealed all the blocks that
+    /// [`SealError::Exhausted`]: fewer ids are left, or the key has sealed all the blocks that
     /// its cipher is good for.
     #[inline]
     pub(super) fn reserve(&self, packets: u64) -> Result<Ids<'_>, SealError> {
@@ -60,7 +60,7 @@ impl Spent {
 
 #[cfg(test)]
 impl Spent {
-    /// As if all ids up to `last` had been given away, and so many blocks sealed.
+    /// As if all ids up to `last` had been given away, and `blocks` blocks sealed.
     pub(super) fn at(cipher: DataCipher, max: u64, last: u64, blocks: u64) -> Self {
         Self { last: last.into(), blocks: blocks.into(), ..Self::new(cipher, max) }
     }
@@ -100,7 +100,7 @@ impl Drop for Ids<'_> {
     }
 }
 
-/// The packet with so many bytes of plaintext at the beginning of `datagram`.
+/// The packet with `plaintext_len` bytes of plaintext at the beginning of `datagram`.
 #[inline]
 pub(super) fn packet_of(
     overhead: usize,

@@ -30,13 +30,13 @@ pub enum Usage {
     UsedUp,
 }
 
-/// Blocks that a packet with so many bytes of plaintext costs.
+/// Blocks that a packet with `bytes` bytes of plaintext costs.
 #[inline]
 pub const fn blocks_of(bytes: usize) -> u64 {
     1 + bytes.div_ceil(16) as u64
 }
 
-/// The most blocks that so many packets, with so many bytes of plaintext together, can cost.
+/// The most blocks that `packets` packets, with `bytes` bytes of plaintext together, can cost.
 ///
 /// Counters do not tell how the bytes are spread: the last block of each packet may have one byte.
 pub const fn blocks_at_most(packets: u64, bytes: u64) -> u64 {

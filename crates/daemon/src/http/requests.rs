@@ -271,7 +271,7 @@ async fn near(kernel: &Kernel) -> Vec<IpAddr> {
     routes.iter().filter_map(|route| route.destination.hosts().next()).collect()
 }
 
-/// Carries out a change that waits for the disk, on a thread of its own. It goes on to its end if the caller leaves.
+/// Carries out a change that waits for the disk, on a separate thread. It goes on to its end if the caller leaves.
 async fn beside<T: Send + 'static>(
     change: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {

@@ -229,7 +229,7 @@ impl Store {
         result
     }
 
-    /// Whether a file of so many bytes can be written.
+    /// Whether a file of `bytes` bytes can be written.
     fn probe(&self, bytes: usize) -> Result<(), StoreError> {
         self.replace(PROBE, &vec![0; bytes.max(1)])?;
         let _ = fs::remove_file(self.path(PROBE));

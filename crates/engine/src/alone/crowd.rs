@@ -25,7 +25,7 @@ use crate::workers::context::{open_unit, seal_unit};
 /// Runs that are sealed beforehand and that all threads then open together.
 const RUNS: usize = 96;
 
-/// Measures one flow through one worker with so many helpers, each way for about `time`. Without helpers the
+/// Measures one flow through one worker and its helpers, each way for about `time`. Without helpers the
 /// worker passes no gate, as in an engine without helpers. `load` is of super-packets.
 ///
 /// # Errors
@@ -48,7 +48,7 @@ pub fn measure_helped(
     Ok(Rates { sealed, opened })
 }
 
-/// Measures so many lanes on as many threads at once. Each thread is pinned to a separate CPU while there are
+/// Measures several lanes at once, each on a thread. Each thread is pinned to a separate CPU while there are
 /// enough. Returns the sum of all threads.
 ///
 /// # Errors
@@ -114,7 +114,7 @@ impl FrameSink for Full {
     }
 }
 
-/// Runs a second that so many threads seal.
+/// Runs a second that `threads` threads seal.
 fn seal(state: &State, read: &[u8], threads: usize, time: Duration) -> f64 {
     let tap = Full { len: read.len(), taken: AtomicU64::new(0), stop: AtomicBool::new(false) };
     let (gate, network) = (TicketGate::default(), state.networks.first());
@@ -163,7 +163,7 @@ impl MessageSource for Arrived {
     }
 }
 
-/// Runs a second that so many threads open, [`RUNS`] at a time.
+/// Runs a second that `threads` threads open, [`RUNS`] at a time.
 fn open(lane: &mut Lane, threads: usize, time: Duration) -> f64 {
     let Lane { state, transmitter, remote, read, .. } = lane;
     let (state, gate, socket) = (&*state, TicketGate::default(), Arrived::default());

@@ -20,7 +20,7 @@ const BEHIND: u32 = 0x0a09_0000;
 pub struct PeerTable(Peers);
 
 impl PeerTable {
-    /// A table of so many peers, and a route to a network behind the first.
+    /// A table of `count` peers, and a route to a network behind the first.
     ///
     /// # Errors
     /// There are more than a device takes.

@@ -14,7 +14,7 @@ use weft_openvpn::KeyId;
 use weft_openvpn::device::rules::{self, NewKey};
 use weft_openvpn::device::{CipherAlgorithm, DeviceError, EpochAttributes, KeyState, Mode, Slot};
 
-/// After so many milliseconds without a newer packet, older ones are refused, as in the kernel's device.
+/// Milliseconds without a newer packet after which older ones are refused, as in the kernel's device.
 const REPLAY_QUIET_MS: u64 = 30_000;
 
 /// A key in both directions.
@@ -202,7 +202,7 @@ impl Sealing<'_> {
         }
     }
 
-    /// Takes ids for so many packets.
+    /// Takes ids for this number of packets.
     ///
     /// # Errors
     /// [`SealError::Exhausted`]
@@ -373,7 +373,7 @@ mod tests {
     }
 
     impl Key {
-        /// As if it had opened so many blocks more.
+        /// As if it had opened `more` further blocks.
         pub(crate) fn count_opened(&self, more: u64) {
             match self.hold(0) {
                 Opening::Classic { ref mut blocks, .. } => *blocks += more,

@@ -669,7 +669,7 @@ mod tests {
         f(of.keys.sealing().unwrap());
     }
 
-    /// Gives away all its packet ids but so many.
+    /// Gives away all its packet ids but the last `left`.
     fn leave_packet_ids(device: &Device, left: u64) {
         with_key(device, |key| {
             key.sealing().reserve(u64::from(u32::MAX) - left, [0; 4]).unwrap();

@@ -75,7 +75,7 @@ impl Way {
 }
 
 impl Counts {
-    /// Packets of so many bytes inside and outside were sent.
+    /// Counts sent packets, with their bytes inside and outside.
     #[inline]
     pub(crate) fn sent(&self, packets: u64, inside: u64, outside: u64) {
         for (way, bytes) in [(&self.vpn, inside), (&self.link, outside)] {
@@ -84,7 +84,7 @@ impl Counts {
         }
     }
 
-    /// Keepalives of so many bytes outside were sent.
+    /// Counts sent keepalives, with their bytes outside.
     pub(crate) fn sent_outside(&self, packets: u64, outside: u64) {
         self.link.tx_packets.fetch_add(packets, Relaxed);
         self.link.tx_bytes.fetch_add(outside, Relaxed);

@@ -89,7 +89,7 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// The first `bits` bits of a number of `all`; `None` if there are not so many.
+/// The first `bits` bits of a number of `all`; `None` if there are fewer.
 fn prefix(number: u128, all: u8, bits: u8) -> Option<u128> {
     let rest = u32::from(all.checked_sub(bits)?);
     Some(number.checked_shr(rest).unwrap_or_default())

@@ -19,7 +19,7 @@ pub(crate) struct RoundRobin<const N: usize> {
 }
 
 impl<const N: usize> RoundRobin<N> {
-    /// For so many queues, none of which has anything, known to the poller by this token and the next ones.
+    /// For `count` empty queues, known to the poller by this token and the next ones.
     pub(crate) fn new(count: usize, first_token: u64) -> Self {
         debug_assert!(count <= N);
         Self { ready: [false; N], count: count.min(N), first_token, next: 0 }

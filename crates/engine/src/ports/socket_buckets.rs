@@ -29,7 +29,7 @@ const CUTTING: usize = BUCKETS - 1;
 /// Their tokens begin here.
 const FIRST_TOKEN: u64 = TOKENS_END;
 
-/// Messages taken in one call while they come merged by GRO; so many fit the processor's cache.
+/// Messages taken in one call while they come merged by GRO; they fit the processor's cache.
 pub(crate) const RUN_MESSAGES_MAX: usize = 8;
 
 /// As many of them are a unit that one thread opens beside others. They are few enough that all threads have
@@ -56,7 +56,7 @@ impl BatchSize {
         if self.messages_max > RUN_MESSAGES_MAX { self.messages_max } else { UNIT_MESSAGES_MAX }
     }
 
-    /// How a batch came, so many datagrams in so many messages, says how the next one will.
+    /// Notes how a batch came, since the next one will come alike.
     pub(crate) const fn note(&mut self, messages: u64, datagrams: u64) {
         // Senders without GSO fill many small messages: take more of them at once.
         let single = datagrams <= messages;
@@ -131,7 +131,7 @@ impl SocketBuckets {
     }
 
     /// Makes the kernel distribute datagrams to these sockets and to those that further workers bound to the same
-    /// port afterwards. It chooses among so many workers by lane, and among a worker's sockets by source address.
+    /// port afterwards. It chooses among `workers` workers by lane, and among a worker's sockets by source address.
     pub(crate) fn steer(&self, workers: usize) {
         if let Err(error) = steer::by_lane_and_source(&self.sockets[0], workers) {
             tracing::warn!(

@@ -33,7 +33,7 @@ pub(crate) struct TapQueues {
 }
 
 impl TapQueues {
-    /// Opens so many, behind those of the workers before.
+    /// Opens queues behind those of the workers before.
     ///
     /// # Errors
     /// As [`Tap::open`], or the kernel's error.
@@ -61,7 +61,7 @@ impl TapQueues {
     }
 
     /// Makes the kernel distribute frames to these queues and to those that further workers opened afterwards. It
-    /// chooses among so many workers by flow, and among a worker's queues by sender.
+    /// chooses among `workers` workers by flow, and among a worker's queues by sender.
     pub(crate) fn steer(&self, steering: &FrameSteering, workers: usize) {
         if let Err(error) = steering.steer(self.writer(), workers) {
             tracing::warn!(%error, workers, "the kernel still distributes frames to the old number of workers");
@@ -69,7 +69,7 @@ impl TapQueues {
     }
 }
 
-/// Opens so many queues of a device, behind those that there are. Several share the super-packets that one would
+/// Opens further queues of a device, behind the present ones. Several share the super-packets that one would
 /// hold.
 ///
 /// # Errors

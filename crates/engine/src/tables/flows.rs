@@ -13,7 +13,7 @@ use super::state::{Outbound, Path};
 
 /// Ticks of a pause after which a flow may take another lane: [`FLOW_PAUSE_NS`].
 pub(crate) const PAUSE_TICKS: i32 = FLOW_PAUSE_NS / TICK_NS.cast_signed();
-/// Flows are told apart by so many bits of a hash; those that are not take one lane together.
+/// Bits of the hash that tells flows apart; flows with the same hash share a lane.
 const SLOT_BITS: u32 = 12;
 
 /// The lanes of the flows that one worker and its helpers send.

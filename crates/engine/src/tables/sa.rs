@@ -51,7 +51,7 @@ pub(crate) trait Builder {
     /// The frame's offset in a packet.
     const FRAME_AT: usize;
 
-    /// Bytes of the packet that carries a frame of so many.
+    /// Length of the packet that carries a frame of this length, in bytes.
     fn packet_len(frame_len: usize) -> usize;
 
     /// Writes the headers and trailers of the frame, and seals.
@@ -110,10 +110,10 @@ impl Sealing {
 }
 
 impl OvpnSealing {
-    /// Takes packet ids for so many packets.
+    /// Takes ids for `packets` packets.
     ///
     /// # Errors
-    /// There are not so many left.
+    /// Fewer ids are left.
     #[inline]
     pub(crate) fn reserve(&self, packets: u64) -> Result<OvpnBuilder<'_>, NotSealed> {
         let sealer = self.key.reserve(packets, self.spi.to_be_bytes());
@@ -267,7 +267,7 @@ impl OvpnOpening {
     }
 }
 
-/// The same headers, their frame's place counted from so many bytes before.
+/// The same headers, with the frame's place counted from `at` bytes before.
 #[inline]
 fn behind(inner: &esp::Inner, at: usize) -> esp::Inner {
     let frame = at + inner.frame.start..at + inner.frame.end;

@@ -78,7 +78,7 @@ impl Shared {
         Ok(from.lock().unwrap().pop_front().ok_or(io::ErrorKind::WouldBlock)?)
     }
 
-    /// Lets the threads take so many more, and waits until they have; they may be at work on them still.
+    /// Lets the threads take `count` more, and waits until they have; they may still be at work on them.
     fn let_take(&self, count: usize) {
         *self.allowance.lock().unwrap() = Some(count);
         while *self.allowance.lock().unwrap() != Some(0) {
@@ -147,7 +147,7 @@ impl Format {
         }
     }
 
-    /// One of so many others.
+    /// Gives the SA the identity of another one, by number.
     fn number(self, sa: &mut OutboundSa, number: u32) {
         (sa.spi, sa.key) = match self {
             Self::Esp => (number, SaKey::from_bytes([number as u8; 36])),
@@ -187,7 +187,7 @@ impl Helped {
         self.state.write().unwrap().apply(command, |_| Ok(self.remote)).unwrap();
     }
 
-    /// Runs `unit` on so many threads until nothing is left. While some is held back they ask again.
+    /// Runs `unit` on several threads until nothing is left. While something is held back they ask again.
     fn run<T>(
         &self,
         threads: usize,

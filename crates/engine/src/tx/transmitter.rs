@@ -52,7 +52,7 @@ impl<'a> Frame<'a> {
         Self::new(VnetHeader::default(), bytes)
     }
 
-    /// How to send it where an IP packet may have so many bytes.
+    /// How to send it where an IP packet has at most `mtu` bytes.
     #[inline]
     fn plan(&self, mtu: usize) -> Result<Plan, SplitError> {
         Plan::with_headers(&self.vnet, self.bytes, &self.headers, mtu)

@@ -207,7 +207,7 @@ mod tests {
     }
 
     impl Scene {
-        /// Runs `play` on a separate thread with so many workers, each of which may have one helper.
+        /// Runs `play` on a separate thread with these workers, each of which may have one helper.
         fn play(workers: usize, play: impl FnOnce(&mut Self) + Send + 'static) {
             let thread = thread::spawn(move || {
                 unshare_network().expect("this test needs root");
@@ -217,7 +217,7 @@ mod tests {
             thread.join().unwrap();
         }
 
-        /// A look after which each worker has moved so many datagrams. It was busy all the time or not at all;
+        /// A look after which each worker has moved `datagrams` datagrams. It was busy all the time or not at all;
         /// apart from that all cores were idle, or none.
         fn look(&mut self, is_busy: bool, datagrams: u64, do_cores_idle: bool) {
             let begun = Instant::now();

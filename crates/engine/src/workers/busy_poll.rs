@@ -71,7 +71,7 @@ impl BusyPoll {
         }
     }
 
-    /// The first turn begins; others have moved so many datagrams before.
+    /// The first turn begins; `moved` counts the datagrams of others before.
     pub(crate) const fn begin(&mut self, moved: u64) {
         self.moved = moved;
     }
@@ -98,7 +98,7 @@ impl BusyPoll {
         Ok(())
     }
 
-    /// A turn is over, and by now so many datagrams have been moved.
+    /// A turn is over; `moved` counts all datagrams until now.
     #[inline]
     fn begin_wait(&mut self, moved: u64) -> Option<Instant> {
         if !self.learns() {
@@ -133,7 +133,7 @@ impl BusyPoll {
             }
             self.turn(false, 0);
         } else if !self.on && is_close && is_little && self.since >= self.pause {
-            // As if all had been short: so many that are not end it.
+            // Counts as a full row of short ones, so that as many long ones end it.
             self.turn(true, u32::MAX);
         }
     }
@@ -158,7 +158,7 @@ mod tests {
     const CLOSE: Duration = Duration::from_micros(BUSY_POLL_TRY_US);
     const LONG: Duration = Duration::from_micros(BUSY_POLL_TRY_US + 1);
 
-    /// Turns of so many datagrams after waits of `wait`, until it is on, or off; at most 100,000.
+    /// Turns of `datagrams` datagrams after waits of `wait`, until it is on, or off; at most 100,000.
     fn turns_until(
         busy_poll: &mut BusyPoll,
         on: bool,

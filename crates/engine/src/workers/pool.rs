@@ -435,7 +435,7 @@ mod tests {
             drop(engine);
             config.helpers = Some(0);
             let engine = Engine::start(&config, |_| {}).unwrap();
-            assert!(engine.lock().autoscaler.is_none(), "so many are set");
+            assert!(engine.lock().autoscaler.is_none(), "the number is fixed");
         });
         thread.join().unwrap();
     }

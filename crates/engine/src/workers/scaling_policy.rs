@@ -78,7 +78,7 @@ pub(crate) struct ScalingPolicy {
 }
 
 impl ScalingPolicy {
-    /// Of a worker without helpers, which may have at most so many.
+    /// Of a worker without helpers, which may have at most `helpers_max`.
     pub(crate) const fn new(helpers_max: usize) -> Self {
         Self {
             helpers: 0,
@@ -212,7 +212,7 @@ impl Mean {
     }
 }
 
-/// Whether so many threads would have done all that was done.
+/// Whether `threads` threads would have done all the work.
 fn is_calm(look: &Look, threads: usize) -> bool {
     look.busy + look.helpers_busy < CALM * threads as f64
 }
@@ -257,7 +257,7 @@ mod tests {
             Self { decider, now, start: now, gain, demand, idle_cores, changes: Vec::new() }
         }
 
-        /// Looks for so many milliseconds.
+        /// Looks for `ms` milliseconds.
         fn run(&mut self, ms: u64) -> &[(u64, usize)] {
             self.changes.clear();
             for _ in 0..ms / HELP_LOOK_MS {

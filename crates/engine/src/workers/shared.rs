@@ -59,7 +59,7 @@ pub(crate) fn serves<'a>(
     shared.state.networks.of(port.network())
 }
 
-/// Has a thread of a worker wait for the queues of ports that are its now, and no longer for the others.
+/// Watches the queues of the ports that this worker has now, and stops watching those that it has lost.
 pub(crate) fn sync_ports(reader: &mut PortReader, poller: &Poller, shared: &RwLock<Shared>) {
     let shared = read(shared);
     let wanted = reader.wanted(&shared.ports, shared.sockets.sockets());

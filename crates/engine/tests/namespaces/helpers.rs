@@ -11,7 +11,7 @@ use weft_io::namespace::run_in;
 
 use crate::common::{Host, MTU, PATIENCE, VNI, connect, fresh_namespace, pattern, strangers_with};
 
-/// Two hosts that send to each other, each worker with so many helpers.
+/// Two hosts that send to each other, each worker with this number of helpers.
 fn helped(helpers: Option<usize>) -> (Host, Host) {
     let hosts = strangers_with(|config| config.helpers = helpers);
     connect(&hosts.0, &hosts.1, 300);

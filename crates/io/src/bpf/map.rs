@@ -32,7 +32,7 @@ pub(crate) struct Map<const K: usize, const V: usize> {
     fd: OwnedFd,
 }
 
-/// One of so many elements that are always there, all zero at first, by their numbers in the host's order.
+/// A map whose elements are always there, all zero at first, by their numbers in the host's order.
 pub(crate) type Array<const V: usize> = Map<{ mem::size_of::<u32>() }, V>;
 
 impl<const V: usize> Array<V> {
@@ -46,7 +46,7 @@ impl<const V: usize> Array<V> {
 }
 
 impl<const K: usize, const V: usize> Map<K, V> {
-    /// Makes an empty map that takes memory for its entries, of which there are at most so many. The name
+    /// Makes an empty map that takes memory for its entries, at most `entries_max`. The name
     /// shows in lists of maps, and another process takes the map over by it.
     ///
     /// # Errors
@@ -239,7 +239,7 @@ impl<const V: usize> Mapped<V> {
 
     /// Eight bytes each.
     pub(crate) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: so many are mapped for as long as this is there, aligned to a page and zero at first; others
+        // SAFETY: `WORDS` words are mapped for as long as this is there, aligned to a page and zero at first; others
         // write to them whole.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr(), Self::WORDS) }
     }

@@ -10,7 +10,7 @@ use super::{BUCKET_BITS, SPREAD, STEERED_WORKERS_MAX};
 use crate::udp::UdpSocket;
 
 /// Has the kernel hand each datagram to the socket of its lane and its source. The sockets are those that
-/// share the port of `member`, in the order in which they were bound, [`super::BUCKETS`] for each of so many
+/// share the port of `member`, in the order in which they were bound, [`super::BUCKETS`] for each of the
 /// `workers`. The worker's number is the lane modulo `workers`; the lane is the last byte of the SPI, which
 /// the datagram begins with. [`bucket_of`] gives the number of the worker's socket. A datagram shorter than
 /// an SPI goes to the first socket.

@@ -29,7 +29,7 @@ const ETHERTYPE_AT: i32 = 12;
 const ETHERNET_LEN: i32 = 14;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 
-/// Flows are told apart by so many bits of a hash; those that are not go to one worker together.
+/// Bits of the hash that tells flows apart; flows with the same hash share a worker.
 const PLACE_BITS: u32 = 12;
 /// The entry of a flow: when its last frame came, in nanoseconds, and its worker, in eight and four bytes.
 const PLACE_LEN: usize = 16;
@@ -63,7 +63,7 @@ impl FrameSteering {
     }
 
     /// Has the kernel hand each frame to the queue of its flow and its sender. The queues are those of the
-    /// device of `member`, in the order in which they were opened, [`super::BUCKETS`] for each of so many
+    /// device of `member`, in the order in which they were opened, [`super::BUCKETS`] for each of the
     /// `workers`. [`super::bucket_of_mac`] gives the number of the worker's queue. A frame that ends within
     /// its headers goes to the first queue.
     ///
@@ -383,7 +383,7 @@ mod tests {
             [&ends, header, &from, &to, &[0; 16]].concat()
         }
 
-        /// A packet with so many words of options; `fragment` is the field of flags and offset.
+        /// A packet with `options` words of options; `fragment` is the field of flags and offset.
         fn ipv4(self, options: u8, fragment: u16) -> Vec<u8> {
             let mut header = vec![0; 20 + 4 * usize::from(options)];
             header[0] = 0x45 + options;
@@ -502,7 +502,7 @@ mod tests {
                 ports.map(|port| rig.worker_of(&flow(port))).collect::<Vec<_>>()
             };
             let number = |workers: &[usize]| workers.iter().collect::<BTreeSet<_>>().len();
-            // From so many workers to one more. Also on a device with one worker, the kernel knows which
+            // From `before` workers to one more. Also on a device with one worker, the kernel knows which
             // flows go on.
             let one_comes = |rig: &mut Rig, before: usize, ports: std::ops::Range<u16>| loop {
                 rig.steering.steer(&rig.queues[0], before).unwrap();

@@ -70,7 +70,7 @@ impl RecvBatch {
         self.headers[..self.filled].iter().map(|header| header.msg_len as usize).sum()
     }
 
-    /// The message at `index`, if there are so many.
+    /// The message at `index`, if there is one.
     pub fn message(&self, index: usize) -> Option<Message> {
         let header = self.headers[..self.filled].get(index)?;
         let start = index * MESSAGE_ROOM;

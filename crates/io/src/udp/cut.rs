@@ -22,7 +22,7 @@ impl UdpSocket {
         self.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT)
     }
 
-    /// Limits fragments over IPv6 to so many bytes; a socket for IPv4 alone is not changed.
+    /// Limits fragments over IPv6 to `mtu` bytes; a socket for IPv4 alone is not changed.
     ///
     /// # Errors
     /// `mtu` is less than [`IPV6_MTU_MIN`], or the kernel refused the option.

@@ -275,7 +275,7 @@ impl Mesh {
             return Ok(());
         }
         let may = self.standing.is_sure() || self.standing.is_open();
-        // Of a network with ranges of its own, a grant of another founding may still be on its way.
+        // In a network with its own ranges, a grant of another founding may still be on its way.
         let theirs = self.founding_of(from, vni);
         let apart = vni != Vni::WEFT
             && (theirs != Some(network) || ledger.network.is_some_and(|ours| ours != network));

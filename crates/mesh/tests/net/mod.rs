@@ -683,7 +683,7 @@ pub fn network_box(host: usize, number: u8) -> EndpointInfo {
     }
 }
 
-/// A network with a range of its own, which `weft` has too.
+/// A network with its own range, which `weft` has too.
 pub fn lan() -> NetworkDefinition {
     let range = Some("10.9.0.0/26".parse().unwrap());
     NetworkDefinition { range, ..NetworkDefinition::new("lan") }

@@ -133,7 +133,7 @@ impl From<DataCipher> for CipherAlgorithm {
 }
 
 impl CipherAlgorithm {
-    /// The cipher that takes a key of so many bytes; `None` where there is none.
+    /// The cipher that takes a key of `bytes` bytes; `None` where there is none.
     pub const fn with_key_bytes(self, bytes: usize) -> Option<DataCipher> {
         match self {
             Self::None => None,

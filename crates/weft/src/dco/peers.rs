@@ -224,7 +224,7 @@ mod tests {
         book.set_key(1, Slot::Primary, key(5));
         book.set_key(2, Slot::Primary, key(5));
         let much = Traffic { tx_bytes: 1 << 40, tx_packets: 1 << 30, ..Traffic::default() };
-        // It was installed when the other one had done so much.
+        // It was installed when the other one had carried that much.
         book.set_key(1, Slot::Secondary, key(6).map(|key| Key { before: much, ..key }));
         assert!(book.has_limits());
         let state = |id, link| PeerState { id, link, ..PeerState::default() };

@@ -242,7 +242,7 @@ impl OpeningEpochs {
         Self::from_epoch(Choice::default(), cipher, epoch, secret)
     }
 
-    /// As if so many packets had failed to open with the current key.
+    /// As if this number of packets had failed to open with the current key.
     pub(super) fn set_failures(&self, failures: u64) {
         self.current.key.set_failures(failures);
     }

@@ -130,7 +130,7 @@ impl EpochSealingKey {
     /// gets them. Counters that stay unused are skipped.
     ///
     /// # Errors
-    /// [`SealError::Exhausted`]: there are not so many left, or the blocks are used up.
+    /// [`SealError::Exhausted`]: fewer ids are left, or the blocks are used up.
     #[inline]
     pub fn reserve(
         &self,
@@ -196,7 +196,7 @@ impl SealingEpochs {
         Self::from_epoch(Choice::default(), cipher, epoch, secret)
     }
 
-    /// As if the current key had given away all counters up to `last`, and sealed so many blocks.
+    /// As if the current key had given away all counters up to `last`, and sealed `blocks` blocks.
     pub(super) fn spend(&mut self, last: u64, blocks: u64) {
         let epoch = self.current.epoch;
         let mut key = EpochSealingKey::new(self.cipher, self.choice, epoch, &self.secret);

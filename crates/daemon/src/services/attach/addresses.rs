@@ -88,7 +88,7 @@ impl Attachments {
         }
     }
 
-    /// Allocates addresses for an owner that keeps a record of its own, such as Docker's plugin.
+    /// Allocates addresses for an owner that keeps its own record, such as Docker's plugin.
     pub(crate) async fn addresses_for(
         &self,
         owner: &str,

@@ -19,7 +19,7 @@ use crate::devices::SWITCH;
 /// Digits of an endpoint's id in its name, as Docker shows ids.
 const SHOWN_DIGITS: usize = 12;
 
-/// Whether an owner of addresses is of Docker's plugin, which keeps a record of its own: `docker:`, the plugin's
+/// Whether an owner of addresses is of Docker's plugin, which keeps its own record: `docker:`, the plugin's
 /// instance and a number. Containers attached by `weft attach` have one colon only.
 pub(crate) fn is_plugin_owner(owner: &str) -> bool {
     let rest = owner.strip_prefix("docker:").and_then(|rest| rest.split_once(':'));

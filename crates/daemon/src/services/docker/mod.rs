@@ -1,7 +1,7 @@
 //! Docker's network and IPAM driver: serves the plugin's socket, and compares its record with Docker's lists.
 //!
 //! A request of Docker's is never answered by asking Docker: the engine waits for the plugin. The comparison runs
-//! in a service of its own.
+//! in a separate service.
 
 mod backend;
 mod listing;

@@ -248,7 +248,7 @@ impl Form {
         Key::new(query, self.dnssec, self.is_unchecked())
     }
 
-    /// An answer with what an upstream server said so many seconds ago.
+    /// An answer with an upstream server's records of `age_s` seconds ago.
     pub(crate) fn of_others(&self, query: &Query, said: &Said, age_s: u32) -> Vec<u8> {
         let mut answer = self.start(query);
         answer.metadata.response_code = said.code;

@@ -353,7 +353,7 @@ fn until_all_hosts_have_told_their_names_an_unknown_one_is_not_denied() {
     assert!(matches!(reply("www.example.org.", RecordType::A, true), Reply::Forward(_)));
 }
 
-/// An answer of an upstream server with so many addresses.
+/// An answer of an upstream server with `count` addresses.
 fn said_of(count: u16) -> Said {
     let mut message = Message::response(1, OpCode::Query);
     for n in 0..count {

@@ -84,7 +84,7 @@ impl Said {
     }
 }
 
-/// A record after so many seconds, for a client that asked for a name: with the client's letter case.
+/// A record that is `age_s` seconds old, for a client that asked for a name: with the client's letter case.
 pub(crate) fn told(record: &Record, age_s: u32, asked: &Name) -> Record {
     let mut told = record.clone();
     told.ttl = told.ttl.min(TTL_MAX_S).saturating_sub(age_s);

@@ -171,7 +171,7 @@ impl Names {
         .to_owned()
     }
 
-    /// Changes the names given by hand, on a thread of its own, since it waits for the disk. It goes on to its end
+    /// Changes the names given by hand, on a separate thread, since it waits for the disk. It goes on to its end
     /// if the caller leaves.
     async fn change(
         self: Arc<Self>,

@@ -509,7 +509,7 @@ async fn look(names: Arc<Names>, control: mpsc::Sender<Request>) -> Ended {
     Ended::Built(built.map(|built| Built { took: begun.elapsed(), ..built }))
 }
 
-/// Builds a zone on a thread of its own: in a large mesh it takes longer than queries can wait.
+/// Builds a zone on a separate thread: in a large mesh it takes longer than queries can wait.
 async fn build(domain: Name, feed: Arc<Feed>, is_complete: bool) -> Option<Built> {
     let begun = Instant::now();
     let work = move || {

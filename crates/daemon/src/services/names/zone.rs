@@ -147,7 +147,7 @@ pub(crate) enum Found<'a> {
 pub(crate) enum Reverse {
     /// Full names of the address.
     Names(Vec<Name>),
-    /// Part of a range, without a name of its own.
+    /// Part of a range, without a name.
     Empty,
     /// In a range, and no one's.
     Nothing,
@@ -357,7 +357,7 @@ impl Zone {
         }
     }
 
-    /// Whether there is room for a name with so many addresses; one without takes the room of one.
+    /// Whether there is room for a name with this number of addresses; one without takes the room of one.
     fn room(&mut self, taken: &mut usize, total: &mut usize, addresses: usize) -> bool {
         let more = addresses.max(1);
         let fits = *taken + more <= ADDRESSES_PER_OWNER_MAX && *total + more <= ADDRESSES_MAX;

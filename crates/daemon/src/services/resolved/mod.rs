@@ -37,7 +37,7 @@ static ADDRESS: OnceLock<Option<String>> = OnceLock::new();
 
 /// Finds the bus. Call it before the daemon gives up the right to look at other processes.
 ///
-/// A daemon in a network namespace of its own does not use the bus of the machine: systemd-resolved there means other
+/// A daemon in a separate network namespace does not use the bus of the machine: systemd-resolved there means other
 /// interfaces by the same numbers.
 pub(crate) fn find_bus() {
     let named = std::env::var(SYSTEM_BUS_VARIABLE).ok().filter(|address| !address.is_empty());
@@ -153,7 +153,7 @@ pub(crate) async fn keep<F>(
         }
         let retry = Duration::from_millis(RETRY_MS);
         match &resolved.bus {
-            None => resolved.lacks("weft has a network namespace of its own"),
+            None => resolved.lacks("weft runs in a separate network namespace"),
             Some(address) => {
                 if let Err(error) = follow(&resolved, address, &look, &pulse).await {
                     tracing::debug!(%error, "no systemd-resolved");

@@ -17,7 +17,7 @@ use crate::services::supervisor::{Health, Supervisor};
 const LIMIT: Duration = Duration::from_secs(60);
 const SERVER: &str = "10.47.255.1";
 
-/// A message bus in a directory of its own.
+/// A message bus in a separate directory.
 struct PrivateBus {
     daemon: Child,
     address: String,
@@ -237,7 +237,7 @@ async fn an_older_systemd_resolved_lacks_two_methods_and_is_told_the_rest() {
 async fn without_a_bus_or_dns_nothing_happens_and_the_state_says_why() {
     let nowhere = tempfile::tempdir().unwrap();
     let absent = format!("unix:path={}", nowhere.path().join("bus").display());
-    for (address, why) in [(None, "namespace of its own"), (Some(absent), "does not run")] {
+    for (address, why) in [(None, "separate network namespace"), (Some(absent), "does not run")] {
         let running = run(address);
         let state = || running.resolved.state().unwrap_or_default();
         until(|| state().contains(why), why).await;

@@ -204,7 +204,7 @@ impl Host {
         self.device.peers().unwrap()
     }
 
-    /// Waits until it has dropped so many packets for this reason.
+    /// Waits until it has dropped `wanted` packets for this reason.
     pub(super) fn wait_dropped(&self, reason: DropReason, wanted: u64) {
         let deadline = Instant::now() + PATIENCE;
         while self.device.dropped(reason) < wanted {

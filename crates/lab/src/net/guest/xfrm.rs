@@ -139,6 +139,6 @@ mod tests {
         let trial = Sa { spi: 253, ..found[0].clone() };
         assert!(!is_own(&trial), "a state that finds out what the kernel can do");
         let lane = "proto esp spi 0x00000000 reqid 1464139777 mode transport";
-        assert!(is_tagged(lane), "a set of lanes has a number of its own under the tag");
+        assert!(is_tagged(lane), "a set of lanes has its own number under the tag");
     }
 }

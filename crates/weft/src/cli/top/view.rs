@@ -86,7 +86,7 @@ fn workers(rates: &Rates) -> String {
     lines.to_string()
 }
 
-/// The output for a terminal of so many rows and columns. It overwrites the previous text and cuts long
+/// The output for a terminal of this size. It overwrites the previous text and cuts long
 /// lines, since a wrapped line would push the others down.
 pub(super) fn frame(text: &str, (rows, columns): (usize, usize), drawn: bool) -> String {
     const CLEAR: &str = "\x1b[2J";
