@@ -226,7 +226,7 @@ fn run_starts_a_command_on_the_network_and_its_address_comes_back() -> anyhow::R
     let to = one.ipv4()?.to_string();
     let output = lab.host(1).weft(&["run", "--", "ping", "-n", "-c", "2", "-i", "0.2", &to])?;
     let output = output.success()?;
-    assert!(output.stdout.contains("0% packet loss"), "{}", output.stdout);
+    assert!(output.stdout.contains(" 0% packet loss"), "{}", output.stdout);
     lab.host(1).weft(&["run", "--", "ping", "-c", "1", "-W", "1", "127.0.0.1"])?.success()?;
     fails(lab.host(1), &["run", "--", "/no/such/program"], 1, &["/no/such/program"])?;
     weft_bench::sandbox::wait_until("the addresses to come back", Duration::from_secs(5), || {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use weft_bench::sandbox::{Host, Running, Sandbox, SandboxOptions};
 
-use crate::common::{self, DEVICE, LIMIT, fragments, hear, line, write_key_file};
+use crate::common::{self, DEVICE, LIMIT, fragments, hear, line, ping_all, write_key_file};
 
 /// A device's default MTU, and the largest echo payload that fits into it, in bytes.
 const MTU: u32 = 1_416;
@@ -75,10 +75,8 @@ impl Pair {
     }
 
     fn pings(&self, count: u32) -> anyhow::Result<()> {
-        let words = ["ping", "-c", &count.to_string(), "-i", "0.2", "-W", "20", "10.8.0.2"];
-        let told = self.host(0).netns().exec(&words)?.stdout;
-        anyhow::ensure!(told.contains(&format!(" {count} received")), "{told}");
-        Ok(())
+        let count = count.to_string();
+        ping_all(self.host(0), &["-c", &count, "-i", "0.2", "-W", "20", "10.8.0.2"])
     }
 
     /// The longest packets pass, and the system does not fragment the packets that they are sealed in.
@@ -88,10 +86,8 @@ impl Pair {
             let shown = netns.exec(&["ip", "-j", "link", "show", DEVICE])?.success()?.json()?;
             anyhow::ensure!(shown[0]["mtu"] == MTU, "{shown}");
             let before = [fragments(self.host(0))?, fragments(self.host(1))?];
-            let words =
-                ["ping", "-c", "3", "-i", "0.2", "-W", "20", "-M", "do", "-s", ECHO_MAX, other];
-            let told = netns.exec(&words)?.stdout;
-            anyhow::ensure!(told.contains(" 3 received"), "{told}");
+            let words = ["-c", "3", "-i", "0.2", "-W", "20", "-M", "do", "-s", ECHO_MAX, other];
+            ping_all(self.host(at), &words)?;
             let after = [fragments(self.host(0))?, fragments(self.host(1))?];
             anyhow::ensure!(before == after, "fragments: {before:?}, {after:?}");
         }

@@ -5,9 +5,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use weft_bench::sandbox::{Host, Output, Running};
+use weft_bench::sandbox::{Host, Output, Running, try_wait_until};
 use weft_lab::net::{is_soak, slowness};
 
 /// The device's name on every host.
@@ -140,6 +141,23 @@ pub(crate) fn counted(host: &Host, protocol: &str, name: &str) -> anyhow::Result
     let (names, values): (Vec<&str>, Vec<&str>) = (words().collect(), words().collect());
     let value = names.iter().position(|it| *it == name).and_then(|at| values.get(at)?.parse().ok());
     value.ok_or_else(|| anyhow::anyhow!("no {name} of {protocol} in {text}"))
+}
+
+/// Pings, and wants every answer. Once ping has one, it waits for the others for two round trips only. So the kernel
+/// counts those that come later.
+pub(crate) fn ping_all(host: &Host, words: &[&str]) -> anyhow::Result<()> {
+    let before = counted(host, "Icmp", "InEchoReps")?;
+    let told = host.netns().exec_within(LIMIT * 6, &[&["ping", "-n"], words].concat())?.stdout;
+    if told.contains(" 0% packet loss") {
+        return Ok(());
+    }
+    anyhow::ensure!(!told.contains(" 100% packet loss"), "{words:?}: {told}");
+    let sent = told.lines().find_map(|line| line.split_once(" packets transmitted"));
+    let sent: u64 = sent.and_then(|(sent, _)| sent.parse().ok()).context("ping has no count")?;
+    let have_come =
+        || Ok(counted(host, "Icmp", "InEchoReps").is_ok_and(|answers| answers - before >= sent));
+    try_wait_until(&format!("the last answers to {words:?}"), LIMIT, have_come)?;
+    Ok(())
 }
 
 /// A key file as OpenVPN writes it.

@@ -15,8 +15,8 @@ use weft_bench::sandbox::{Host, Running, Sandbox, SandboxOptions};
 use weft_lab::net::is_soak;
 
 use crate::common::{
-    DEVICE, LIMIT, REUSE, counted, dco, fragments, hear, holder, limit, line, listen, refused,
-    write_key_file,
+    DEVICE, LIMIT, REUSE, counted, dco, fragments, hear, holder, limit, line, listen, ping_all,
+    refused, write_key_file,
 };
 use crate::killed::{Witness, is_left};
 
@@ -202,10 +202,7 @@ impl Net {
     /// Pings a client from the server, or the server from it, and wants every answer.
     fn pings(&self, from: usize, to: Ipv4Addr, more: &[&str]) -> anyhow::Result<()> {
         let to = to.to_string();
-        let words = [&["ping", "-q", "-n", "-W", "20"], more, &[to.as_str()]].concat();
-        let told = self.host(from).netns().exec_within(LIMIT * 6, &words)?.stdout;
-        anyhow::ensure!(told.contains(" 0% packet loss"), "{words:?}: {told}");
-        Ok(())
+        ping_all(self.host(from), &[&["-q", "-W", "20"], more, &[to.as_str()]].concat())
     }
 
     /// Waits on a host until a packet crosses the underlay whose payload begins with these bytes.
