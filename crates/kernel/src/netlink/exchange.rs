@@ -8,6 +8,7 @@ use std::{io, ops::ControlFlow, time::Duration};
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR};
 use netlink_sys::{AsyncSocket, AsyncSocketExt, TokioSocket};
+use rustix::io::Errno;
 use zeroize::Zeroizing;
 
 use super::{
@@ -19,8 +20,8 @@ use super::{
 
 /// How often an interrupted dump (the table changed while it was read) is read again.
 const DUMP_ATTEMPTS_MAX: u32 = 8;
-/// How long the rest of an abandoned answer is waited for, in milliseconds.
-const DRAIN_TIMEOUT_MS: u64 = REQUEST_TIMEOUT_MS / 2;
+/// Datagrams of an abandoned answer that are read to find its end.
+const DRAIN_DATAGRAMS_MAX: usize = 4_096;
 
 /// The outcome of one request of many: the requested object, if any.
 pub(crate) type Outcome<T> = Result<Option<T>, RequestError>;
@@ -32,8 +33,7 @@ pub(crate) struct Exchange {
     sequence: u32,
     /// The port that requests state as their sender's; 0: none.
     stated_port: u32,
-    /// Requests whose answers are not read to their end. Outside of an exchange: one that was abandoned (its
-    /// future was dropped, or it timed out), and the kernel may still be answering.
+    /// Requests whose answers are not read to their end.
     pending: Option<Pending>,
 }
 
@@ -157,6 +157,7 @@ impl Exchange {
 
     /// Begins a listing that [`Self::piece`] reads, for a task that serves others meanwhile. It has no time limit.
     pub(crate) async fn begin(&mut self, mut request: Writer) -> Result<(), RequestError> {
+        self.drain();
         self.send(std::slice::from_mut(&mut request)).await
     }
 
@@ -211,7 +212,7 @@ impl Exchange {
         mut take: impl FnMut(usize, &Message<'_>, Meaning) -> ControlFlow<RequestError>,
     ) -> Result<(), RequestError> {
         let work = async {
-            self.drain().await;
+            self.drain();
             self.send(requests).await?;
             late_answer().await;
             while !self.datagram(&mut take).await? {}
@@ -276,13 +277,20 @@ impl Exchange {
         Ok(false)
     }
 
-    /// Reads an abandoned answer to its end, else a dump still running on the socket would make the
-    /// next one fail. An answer that does not come is given up.
-    async fn drain(&mut self) {
-        let skip = |_: usize, _: &Message<'_>, _: Meaning| ControlFlow::Continue(());
-        let rest = async { while let Ok(false) = self.datagram(skip).await {} };
-        let _ = tokio::time::timeout(Duration::from_millis(DRAIN_TIMEOUT_MS), rest).await;
+    /// Discards the rest of an answer that was not read to its end: its future was dropped, it timed out, was refused
+    /// half-way, or overran the receive buffer. A dump that still runs on the socket would make the next one fail.
+    ///
+    /// The kernel answers within the call that sends a request, and goes on with a dump within each call that reads
+    /// from it. So everything that will come is there.
+    fn drain(&mut self) {
         self.pending = None;
+        for _ in 0..DRAIN_DATAGRAMS_MAX {
+            match socket::receive_now(&self.socket, &mut self.buffer) {
+                Ok(_) => {}
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::NOBUFS) => {}
+                Err(_) => break,
+            }
+        }
     }
 }
 
@@ -296,5 +304,78 @@ fn copy_of(error: &io::Error) -> io::Error {
 async fn late_answer() {
     if let Some(ms) = weft_io::faults::asked("netlink-answer-ms").and_then(|ms| ms.parse().ok()) {
         tokio::time::sleep(Duration::from_millis(ms)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use netlink_sys::protocols::NETLINK_ROUTE;
+
+    use super::super::{socket::RECEIVE_BUFFER_BYTES, writer::Answer};
+    use super::*;
+
+    /// RTM_GETLINK (rtnetlink(7)).
+    const GET_LINK: u16 = 18;
+
+    /// Asks for all devices, or for the one of an index.
+    fn get_link(answer: Answer, index: u32) -> Writer {
+        let mut request = Writer::request(GET_LINK, answer);
+        // struct ifinfomsg: family, type, index, flags, change.
+        request.raw(&[0; 4]);
+        request.raw(&index.to_ne_bytes());
+        request.raw(&[0; 8]);
+        request
+    }
+
+    /// The index of a device in an answer.
+    fn index_of(message: &Message<'_>) -> Option<u32> {
+        message.body.get(4..8)?.try_into().ok().map(u32::from_ne_bytes)
+    }
+
+    fn open() -> Exchange {
+        Exchange::open(NETLINK_ROUTE, RECEIVE_BUFFER_BYTES).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_abandoned_listing_does_not_disturb_the_next() {
+        let mut exchange = open();
+        for _ in 0..3 {
+            exchange.begin(get_link(Answer::Dump, 0)).await.unwrap();
+        }
+        let mut found = Vec::new();
+        while !exchange.piece(|message| found.extend(index_of(message))).await.unwrap() {}
+        assert!(found.contains(&1), "{found:?}");
+        exchange.begin(get_link(Answer::Dump, 0)).await.unwrap();
+        let again = exchange.dump(get_link(Answer::Dump, 0), index_of).await.unwrap();
+        assert_eq!(again, found);
+    }
+
+    #[tokio::test]
+    async fn a_refused_transaction_leaves_nothing_to_wait_for() {
+        const NONE: u32 = 0x7fff_fff0;
+        let mut exchange = open();
+        let begun = std::time::Instant::now();
+        for _ in 0..3 {
+            let mut requests =
+                [get_link(Answer::Acknowledgement, NONE), get_link(Answer::Nothing, NONE)];
+            let refused = exchange.transaction(&mut requests).await.unwrap_err();
+            assert!(refused.is(Errno::NODEV), "{refused:?}");
+            let found = exchange.request(get_link(Answer::Acknowledgement, 1), index_of).await;
+            assert_eq!(found.unwrap(), [1]);
+        }
+        assert!(begun.elapsed() < Duration::from_millis(REQUEST_TIMEOUT_MS));
+    }
+
+    #[tokio::test]
+    async fn an_overrun_is_told_and_the_next_exchange_is_whole() {
+        let mut exchange = Exchange::open(NETLINK_ROUTE, 1).unwrap();
+        let many = || (0..500).map(|_| get_link(Answer::Acknowledgement, 1));
+        let outcomes = exchange.requests(&mut many().collect::<Vec<_>>(), index_of).await;
+        let lost = |outcome: &Outcome<u32>| matches!(outcome, Err(RequestError::Socket(_)));
+        assert!(outcomes.iter().any(lost), "the buffer holds all answers");
+        let found = exchange.request(get_link(Answer::Acknowledgement, 1), index_of).await;
+        assert_eq!(found.unwrap(), [1]);
     }
 }

@@ -68,6 +68,19 @@ pub(super) async fn receive<'a>(
     Ok(datagram)
 }
 
+/// Takes a datagram that is there already.
+///
+/// # Errors
+/// As [`receive`]; [`io::ErrorKind::WouldBlock`]: there is none.
+pub(super) fn receive_now<'a>(
+    socket: &TokioSocket,
+    buffer: &'a mut Vec<u8>,
+) -> io::Result<Datagram<'a>> {
+    // The socket does not block (tokio).
+    socket.socket_ref().recv(buffer, 0)?;
+    Ok(Datagram(buffer))
+}
+
 impl Datagram<'_> {
     pub(crate) fn messages(&self) -> impl Iterator<Item = Message<'_>> {
         messages(self.0)
