@@ -124,6 +124,9 @@ impl Bus {
         known(self.call(owner, "SetLinkDNSOverTLS", &(index, "no")).await)?;
         // The domain is not in the public tree.
         self.call(owner, "SetLinkDNSSEC", &(index, "no")).await?;
+        // By these, any container on any host could answer the host's own questions.
+        self.call(owner, "SetLinkLLMNR", &(index, "no")).await?;
+        self.call(owner, "SetLinkMulticastDNS", &(index, "no")).await?;
         let servers: Vec<(i32, Vec<u8>)> = setting.servers.iter().map(bytes_of).collect();
         self.call(owner, "SetLinkDNS", &(index, servers)).await?;
         Ok(())

@@ -159,6 +159,7 @@ pub(crate) async fn keep<F>(
                     tracing::debug!(%error, "no systemd-resolved");
                 }
                 *resolved.told.lock().await = None;
+                resolved.warnings.set("systemd-resolved", Vec::new());
                 resolved.lacks("systemd-resolved does not run");
             }
         }
@@ -220,6 +221,7 @@ async fn tell(
         Ok(setting) => setting,
         Err(lack) => {
             resolved.revert().await;
+            resolved.warnings.set("systemd-resolved", Vec::new());
             resolved.lacks(&lack.to_string());
             return LOOK_MS;
         }

@@ -160,13 +160,18 @@ fn run(address: Option<String>) -> Running {
     Running { resolved, device, served, supervisor }
 }
 
-/// The calls that set an interface up, in their order.
-fn set_up(index: u32) -> [String; 5] {
+/// Calls that set an interface up.
+const CALLS: usize = 7;
+
+/// These calls, in their order.
+fn set_up(index: u32) -> [String; CALLS] {
     [
         format!("SetLinkDomains ({index}, [(\"weft.local\", true)])"),
         format!("SetLinkDefaultRoute ({index}, false)"),
         format!("SetLinkDNSOverTLS ({index}, \"no\")"),
         format!("SetLinkDNSSEC ({index}, \"no\")"),
+        format!("SetLinkLLMNR ({index}, \"no\")"),
+        format!("SetLinkMulticastDNS ({index}, \"no\")"),
         format!("SetLinkDNS ({index}, [(2, [10, 47, 255, 1])])"),
     ]
 }
@@ -180,24 +185,24 @@ async fn the_interface_and_systemd_resolved_are_followed_and_the_end_takes_all_b
 
     // It starts later than weft.
     let first = stub(&bus, &[]).await;
-    assert_eq!(first.wait(&set_up(7)[4]).await, set_up(7));
+    assert_eq!(first.wait(&set_up(7)[CALLS - 1]).await, set_up(7));
     until(|| state() == "systemd-resolved asks 10.47.255.1 for weft.local", "the state").await;
 
     // The switch is removed and made again.
     running.device.send_replace(device(9, &[SERVER]));
-    let calls = first.wait(&set_up(9)[4]).await;
-    assert_eq!(calls[5..], [&["RevertLink 7".to_owned()][..], &set_up(9)].concat());
+    let calls = first.wait(&set_up(9)[CALLS - 1]).await;
+    assert_eq!(calls[CALLS..], [&["RevertLink 7".to_owned()][..], &set_up(9)].concat());
     first.stop().await;
     until(|| state().contains("does not run"), "the state").await;
 
     // Restarted, it has forgotten everything.
     let second = stub(&bus, &[]).await;
-    assert_eq!(second.wait(&set_up(9)[4]).await, set_up(9));
+    assert_eq!(second.wait(&set_up(9)[CALLS - 1]).await, set_up(9));
     running.device.send_replace(device(9, &["fe80::1"]));
     second.wait("RevertLink 9").await;
     until(|| state().contains("no address"), "the state").await;
     running.device.send_replace(device(9, &[SERVER]));
-    second.wait(&set_up(9)[4]).await;
+    second.wait(&set_up(9)[CALLS - 1]).await;
 
     let Running { resolved, supervisor, .. } = running;
     drop(supervisor);
@@ -228,7 +233,7 @@ async fn an_older_systemd_resolved_lacks_two_methods_and_is_told_the_rest() {
     let bus = private_bus();
     let stub = stub(&bus, LACKS).await;
     let running = run(Some(bus.address.clone()));
-    stub.wait(&set_up(7)[4]).await;
+    stub.wait(&set_up(7)[CALLS - 1]).await;
     let told = || running.resolved.state().is_some_and(|state| state.contains("asks"));
     until(told, "the state").await;
 }
@@ -246,7 +251,7 @@ async fn without_a_bus_or_dns_nothing_happens_and_the_state_says_why() {
     let bus = private_bus();
     let stub = stub(&bus, &[]).await;
     let running = run(Some(bus.address.clone()));
-    stub.wait(&set_up(7)[4]).await;
+    stub.wait(&set_up(7)[CALLS - 1]).await;
     running.served.send_replace(BTreeSet::new());
     stub.wait("RevertLink 7").await;
     let state = || running.resolved.state().unwrap_or_default();
@@ -258,7 +263,7 @@ async fn a_bus_that_ends_is_looked_for_again() {
     let bus = private_bus();
     let first = stub(&bus, &[]).await;
     let running = run(Some(bus.address.clone()));
-    first.wait(&set_up(7)[4]).await;
+    first.wait(&set_up(7)[CALLS - 1]).await;
     drop(bus);
     let state = || running.resolved.state().unwrap_or_default();
     until(|| state().contains("does not run"), "the state").await;
