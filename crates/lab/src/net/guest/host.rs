@@ -17,6 +17,8 @@ pub fn kernel_counter(host: &Host, name: &str) -> anyhow::Result<u64> {
     counters[name].as_u64().ok_or_else(|| anyhow::anyhow!("no counter {name} in {counters}"))
 }
 
+/// The time for a late reading of nft's counters to end.
+const COUNTED: Duration = Duration::from_secs(1);
 /// Counters of the guard that do not count packets.
 const NO_DROPS: [&str; 2] = ["guard_age_ms", "guard_restored"];
 
@@ -25,6 +27,10 @@ const NO_DROPS: [&str; 2] = ["guard_age_ms", "guard_restored"];
 /// # Errors
 /// There is no such rule.
 pub fn guard_dropped(host: &Host, direction: &str) -> anyhow::Result<u64> {
+    // Where nft is slow, the daemon answers with the counters that it has. The second answer has those that the first
+    // question led it to read.
+    host.weft_json(&["report"])?;
+    std::thread::sleep(COUNTED);
     let report = host.weft_json(&["report"])?;
     let prefix = format!("guard_{direction}");
     let counters = report["kernel_counters"].as_object().cloned().unwrap_or_default();
