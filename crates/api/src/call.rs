@@ -75,6 +75,10 @@ calls! {
     Attach = Post "/v1/attach" types::AttachRequest => types::Attachment;
     /// Removes the interface and its addresses.
     Detach = Post "/v1/detach" types::DetachRequest => types::Detached;
+    /// Gives this host an interface and addresses.
+    Expose = Post "/v1/expose" types::ExposeRequest => types::Attachment;
+    /// Takes back all addresses of this host, or some.
+    Hide = Post "/v1/hide" types::HideRequest => types::Hidden;
     /// Adds hosts to dial.
     Connect = Post "/v1/connect" types::ConnectRequest => Vec<types::Target>;
     /// Stops dialling hosts.

@@ -266,6 +266,9 @@ pub struct Attachment {
     pub id: String,
     /// The container's name as the user knows it.
     pub name: String,
+    /// Further names that DNS knows it by.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
     /// The interface inside the container.
     pub interface: String,
     /// Its Ethernet address.
@@ -283,7 +286,7 @@ pub struct Attachment {
     /// Its network.
     #[serde(default = "default_network")]
     pub network: String,
-    /// The maker of the attachment: `attach` (the command), `cni` or `docker`.
+    /// The maker of the attachment: `attach` (the command), `cni`, `docker` or `expose` (the host itself).
     #[serde(default = "made_by_command")]
     pub made_by: String,
     /// Attached since, RFC 3339.
@@ -495,6 +498,37 @@ pub struct Detached {
     /// The container's id.
     pub id: String,
     /// The addresses it had.
+    pub addresses: Vec<IpNet>,
+}
+
+/// Body of `POST /v1/expose`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExposeRequest {
+    /// Explicit addresses; empty: those that the host has, or the next free ones.
+    #[serde(default)]
+    pub addresses: Vec<IpNet>,
+    /// The host's name in DNS; none: its nickname.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Enable IPv6 on the interface where the host has it disabled.
+    #[serde(default)]
+    pub ipv6: bool,
+}
+
+/// Body of `POST /v1/hide`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HideRequest {
+    /// The addresses to take back; empty: all.
+    #[serde(default)]
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Answer to `POST /v1/hide`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Hidden {
+    /// The addresses that the host had until now.
     pub addresses: Vec<IpNet>,
 }
 

@@ -63,7 +63,7 @@ pub enum ContainerError {
     },
     /// Configuration of the container, or the host's own namespace named by path or process.
     #[error(
-        "{name} uses the host's network and cannot be attached: run the container without --network host"
+        "{name} uses the host's network and cannot be attached: run the container without --network host, or give the host itself an address: weft expose"
     )]
     HostNetwork {
         /// The reference as given.

@@ -12,6 +12,8 @@ pub const SWITCH: &str = "weft";
 pub(crate) const TAP: &str = "weft-tap";
 /// The name of the interface inside a container.
 pub(crate) const CONTAINER_INTERFACE: &str = "weft0";
+/// The interface of the host itself, by `weft expose`.
+pub(crate) const EXPOSED_INTERFACE: &str = "weft-host";
 /// Prefix of the interface outside it.
 pub(crate) const HOST_INTERFACE: &str = "weftv";
 /// Prefix of an interface that Docker's engine has not moved into its container yet.

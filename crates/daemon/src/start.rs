@@ -34,7 +34,7 @@ use crate::core::remote_macs::RemoteMacs;
 use crate::core::saving::Saving;
 use crate::core::targets::{TARGETS_FILE, Targets};
 use crate::core::unheard::Unheard;
-use crate::devices::{SWITCH, TAP, VNI};
+use crate::devices::{EXPOSED_INTERFACE, SWITCH, TAP, VNI};
 use crate::http::daemon::{CHANGES_MAX, Daemon};
 use crate::services::attach::loops::tell_of_rounds;
 use crate::services::attach::mend::keep_interfaces;
@@ -139,8 +139,12 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     start!("names", [daemon], |pulse| {
         crate::services::names::serve(Arc::clone(&daemon.names), daemon.control.clone(), pulse)
     });
+    start!("dns addresses", [daemon, attachments], |pulse| {
+        let shown = attachments.shown();
+        crate::services::names::exposed::follow(Arc::clone(&daemon.names), shown, pulse)
+    });
     start!("host dns", [daemon, kernel], |pulse| {
-        let look = move || device_of_network(kernel.clone());
+        let look = move || devices_on_network(kernel.clone());
         crate::services::resolved::keep(Arc::clone(&daemon.resolved), look, pulse)
     });
     start!("forward rule", [kernel], |pulse| keep_forward_rule(kernel, switch, pulse));
@@ -155,9 +159,14 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     all
 }
 
-/// Weft's interface as the host's resolver sees it; `None`: there is none, or the kernel does not tell.
-async fn device_of_network(kernel: Kernel) -> Option<weft_kernel::DeviceAddresses> {
-    kernel.device_addresses(SWITCH).await.ok().flatten()
+/// This host's interfaces on the network: that of `weft expose`, and the switch, which may have an address by hand.
+async fn devices_on_network(kernel: Kernel) -> Vec<weft_kernel::DeviceAddresses> {
+    let mut found = Vec::new();
+    for name in [EXPOSED_INTERFACE, SWITCH] {
+        // The kernel may not tell; it is asked again soon.
+        found.extend(kernel.device_addresses(name).await.ok().flatten());
+    }
+    found
 }
 
 /// Checks the range against the host's routes. A host that was on the network before already has containers in

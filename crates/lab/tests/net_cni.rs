@@ -182,10 +182,16 @@ fn the_plugin_keeps_the_specifications_promises() -> anyhow::Result<()> {
     ensure!(!namespace.exec(&["ip", "link", "show", "eth0"])?.status.success());
 
     // Fixed addresses.
-    let wish = json!({ "runtimeConfig": { "ips": ["10.33.0.7"], "mac": "02:00:00:00:33:07" } });
+    let wish = json!({ "runtimeConfig": {
+        "ips": ["10.33.0.7"], "mac": "02:00:00:00:33:07", "aliases": ["shop", "not a name"],
+    } });
     let added = plugin.good_with("ADD", "c", Some(&namespace), &wish)?;
     ensure!(added["ips"][0]["address"] == "10.33.0.7/12", "{added}");
     ensure!(added["interfaces"][1]["mac"] == "02:00:00:00:33:07", "{added}");
+    try_wait_until("its alias in DNS", LIMIT, || {
+        let named = host.weft_json(&["dns-lookup", "shop"]);
+        Ok(named.is_ok_and(|named| named[0]["address"] == "10.33.0.7"))
+    })?;
     // GC drops what the runtime does not list, and without a list nothing.
     plugin.good("GC", "x", None)?;
     ensure!(attached(host)?.len() == 1);

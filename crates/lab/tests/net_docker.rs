@@ -111,7 +111,8 @@ fn containers_of_two_engines_share_the_ready_network() -> anyhow::Result<()> {
     docked.wait_ready_network()?;
     let run = ["run", "-d", "--network", "weft", "--name"];
     one.run(&[&run[..], &["web", IMAGE, "sleep", "1000"]].concat())?;
-    two.run(&[&run[..], &["db", IMAGE, "sleep", "1000"]].concat())?;
+    let aliased = ["run", "-d", "--network", "weft", "--network-alias", "store", "--name"];
+    two.run(&[&aliased[..], &["db", IMAGE, "sleep", "1000"]].concat())?;
     let (web, db) = (one.address("web", "weft")?, two.address("db", "weft")?);
     ensure!(web != db, "both containers have the address {web}");
     ping(one, "web", &db)?;
@@ -124,11 +125,13 @@ fn containers_of_two_engines_share_the_ready_network() -> anyhow::Result<()> {
     let mtu = one.run(&["exec", "web", "cat", "/sys/class/net/eth0/mtu"])?;
     ensure!(attached["mtu"] == mtu.parse::<u64>()?, "the container has MTU {mtu}: {listed}");
 
-    // Its name is known on the other host.
-    try_wait_until("the name db on the other host", LIMIT, || {
-        let found = docked.lab.host(0).weft_json(&["dns-lookup", "db"]);
-        Ok(found.is_ok_and(|found| found[0]["address"] == db.as_str()))
-    })?;
+    // Its names are known on the other host.
+    for name in ["db", "store"] {
+        try_wait_until(&format!("the name {name} on the other host"), LIMIT, || {
+            let found = docked.lab.host(0).weft_json(&["dns-lookup", name]);
+            Ok(found.is_ok_and(|found| found[0]["address"] == db.as_str()))
+        })?;
+    }
     ensure!(docked.lab.host(0).weft_json(&["ps"])?[0]["name"] == "web");
 
     // Addresses that the user chooses.

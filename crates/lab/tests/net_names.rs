@@ -431,6 +431,36 @@ fn the_host_itself_knows_the_names_through_systemd_resolved() -> anyhow::Result<
     host.stop_daemon()?;
     let servers = resolver.ctl(&["dns", "weft"])?.success()?.stdout;
     ensure!(!servers.contains(&own), "still told after the end: {servers}");
+
+    // An address of `weft expose` does by itself, once that by hand is gone.
+    host.netns().ip(&format!("address del {own}/12 dev weft"))?.success()?;
+    host.start_daemon_with(&[], &[resolver.address()])?;
+    host.weft(&["expose"])?.success()?;
+    wait_found(&resolver)?;
+    let settings = resolver.ctl(&["status", "weft-host"])?.success()?.stdout;
+    ensure!(settings.contains("-LLMNR") && settings.contains("-mDNS"), "{settings}");
+    Ok(())
+}
+
+#[test]
+fn an_exposed_host_answers_dns_and_is_known_by_its_name() -> anyhow::Result<()> {
+    require("dig", "bind9-dnsutils")?;
+    let lab = Lab::pair(&[])?;
+    let (one, two) = lab.containers()?;
+    let exposed = lab.host(0).weft_json(&["expose"])?;
+    let first = exposed["addresses"][0].as_str().unwrap_or_default();
+    let server: Ipv4Addr = first.split('/').next().unwrap_or_default().parse()?;
+    wait_served(&one, server)?;
+    wait_served(&two, server)?;
+    wait_short(&two, server, &[&name_of(&one)], &[one.ipv4()?.to_string()], LIMIT)?;
+    wait_short(&two, server, &[&lab.host(0).nickname()], &[server.to_string()], LIMIT)?;
+    lab.host(0).weft(&["expose", "--name", "front"])?.success()?;
+    wait_short(&two, server, &["front"], &[server.to_string()], LIMIT)?;
+    lab.host(0).weft(&["hide"])?.success()?;
+    try_wait_until("no socket to be open for DNS", LIMIT, || {
+        let open = lab.host(0).netns().exec(&["ss", "-Hlnut", "sport", "=", ":53"])?.success()?;
+        Ok(open.stdout.trim().is_empty())
+    })?;
     Ok(())
 }
 

@@ -83,7 +83,13 @@ fn networks_with_one_range_give_the_same_addresses_each_for_itself() {
     let used = mesh.remove_network(now, "lan").unwrap_err();
     assert_eq!(used, NetworkError::InUse { name: "lan".into(), containers: 1 });
 
-    mesh.release_some(now, lan().vni, "a", &["10.9.0.1/26".parse().unwrap()]);
+    // The addresses of both families are given back together.
+    let first: Vec<IpNet> = first.iter().map(|net| net.parse().unwrap()).collect();
+    for (given, kept) in [(&first[..1], &first[1..]), (&first[1..], &first[..1])] {
+        mesh.release_some(now, lan().vni, "a", given, kept);
+        assert!(mesh.allocated(lan().vni, "a").is_some(), "{given:?}");
+    }
+    mesh.release_some(now, lan().vni, "a", &first[..1], &[]);
     assert_eq!(mesh.allocated(lan().vni, "a"), None);
     assert!(mesh.allocated(other_lan().vni, "a").is_some());
     let owners: Vec<(Vni, String)> =

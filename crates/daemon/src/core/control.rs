@@ -53,8 +53,10 @@ pub(crate) enum Request {
     Allocations { reply: oneshot::Sender<Vec<weft_mesh::Allocation>> },
     /// Asks for the ranges of containers' addresses.
     Ranges { reply: oneshot::Sender<Ranges> },
-    /// Returns a container's addresses: these, or all.
-    Release { owner: String, addresses: Option<Vec<IpNet>> },
+    /// Returns all addresses of a container.
+    Release { owner: String },
+    /// Returns these addresses of a container, but for those that it keeps.
+    ReleaseSome { owner: String, addresses: Vec<IpNet>, kept: Vec<IpNet> },
     /// A container is attached: announces it to the other hosts.
     Announce { attachment: Box<Attachment> },
     /// A container is gone: withdraws it from the other hosts.
@@ -358,11 +360,11 @@ impl Control {
             Request::Ranges { reply } => {
                 let _ = reply.send(Ranges::of(&self.mesh.ipam()));
             }
-            Request::Release { owner, addresses: None } => {
+            Request::Release { owner } => {
                 self.mesh.release(now, &owner);
             }
-            Request::Release { owner, addresses: Some(addresses) } => {
-                self.mesh.release_some(now, VNI, &owner, &addresses);
+            Request::ReleaseSome { owner, addresses, kept } => {
+                self.mesh.release_some(now, VNI, &owner, &addresses, &kept);
             }
             Request::TargetsChanged => self.tell_targets(),
             Request::Forget { text, reply } => {
@@ -612,7 +614,7 @@ impl Control {
                 if let Some(Waiting { owner, reply }) = self.waiting.remove(&ticket) {
                     // The caller gave up the attach, so its address is released.
                     if let Err(Ok(given)) = reply.send(result) {
-                        self.mesh.release_some(Instant::now(), vni, &owner, &given);
+                        self.mesh.release_some(Instant::now(), vni, &owner, &given, &[]);
                     }
                 }
             }
@@ -661,7 +663,7 @@ impl Control {
         let info = weft_mesh::EndpointInfo {
             container: attachment.id.clone(),
             name: attachment.name.clone(),
-            aliases: Vec::new(),
+            aliases: attachment.aliases.clone(),
             mac,
             addresses: attachment.addresses.clone(),
         };

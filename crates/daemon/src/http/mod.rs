@@ -44,6 +44,14 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .on(call::Detach, async |d: State, request| {
             change(&d.clone(), async move { d.detach(request).await }).await
         })
+        .on(call::Expose, async |d: State, request| {
+            let daemon = Arc::clone(&d);
+            let expose = async move { d.attachments.expose(request, &d.settings.nickname).await };
+            change(&daemon, expose).await
+        })
+        .on(call::Hide, async |d: State, request| {
+            change(&d.clone(), async move { d.attachments.hide(request).await }).await
+        })
         .on(CniAttach, async |d: State, request| {
             change(&d.clone(), async move { Ok(d.cni.attach(request).await) }).await
         })

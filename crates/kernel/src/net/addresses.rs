@@ -68,7 +68,7 @@ pub(crate) fn local_of(message: &AddressMessage) -> Option<IpAddr> {
     local.or(any)
 }
 
-/// A device of the host with its addresses.
+/// A device with its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceAddresses {
     /// Its index.
@@ -80,7 +80,7 @@ pub struct DeviceAddresses {
 }
 
 impl Kernel {
-    /// A device of the host by name; `None`: there is none.
+    /// A device of Weft's on the host by name; `None`: there is none.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -89,7 +89,7 @@ impl Kernel {
         name: &str,
     ) -> Result<Option<DeviceAddresses>, KernelError> {
         let socket = self.socket();
-        let Some(link) = socket.link(name).await? else { return Ok(None) };
+        let Some(link) = socket.link(name).await?.filter(Link::is_own) else { return Ok(None) };
         let present = Addresses::read(socket).await?;
         let addresses = present.of(link.index).map(|net| net.addr()).collect();
         Ok(Some(DeviceAddresses { index: link.index, is_up: link.is_up(), addresses }))
@@ -111,6 +111,26 @@ impl Socket {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Removes addresses from a device; those that are already gone are ignored. The other addresses stay: the
+    /// kernel drops secondary addresses with their primary, and they are added again.
+    pub(crate) async fn remove_addresses(
+        &self,
+        link: &Link,
+        addresses: &[IpNet],
+    ) -> Result<(), KernelError> {
+        let before: Vec<IpNet> = Addresses::read(self).await?.of(link.index).collect();
+        for address in addresses.iter().filter(|address| before.contains(address)) {
+            self.remove_address(link.index, *address).await?;
+        }
+        let after = Addresses::read(self).await?;
+        for kept in before.iter().filter(|address| !addresses.contains(address)) {
+            if !after.has(link.index, kept) {
+                self.add_address(link, *kept).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes an address from a device, or succeeds if it is already gone.

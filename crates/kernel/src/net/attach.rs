@@ -92,24 +92,7 @@ impl Place {
         spec: &AttachSpec,
         device: &Link,
     ) -> Result<Attached, KernelError> {
-        let wants_ipv6 = spec.addresses.iter().any(|address| address.addr().is_ipv6());
-        let ipv6 = if wants_ipv6 { self.ipv6(spec)? } else { Ok(()) };
-        set_up_addresses(spec, device, &self.inside, ipv6.is_ok()).await?;
-        if spec.multicast_route {
-            let ipv6 = wants_ipv6 && ipv6.is_ok();
-            self.inside.ensure_multicast_routes(device, ipv6).await?;
-        }
-        Ok(Attached { ipv6 })
-    }
-
-    /// Whether the container's interface has IPv6, after it was switched on if that is wanted.
-    fn ipv6(&self, spec: &AttachSpec) -> Result<Result<(), NoIpv6>, KernelError> {
-        match ipv6::has_ipv6(&self.namespace, &spec.name)? {
-            Err(NoIpv6::SwitchedOff) if spec.enable_ipv6 => {
-                ipv6::set(&self.namespace, &spec.name, "disable_ipv6", "0").map(Ok)
-            }
-            found => Ok(found),
-        }
+        set_up_network(spec, device, &self.namespace, &self.inside).await
     }
 }
 
@@ -218,17 +201,7 @@ impl Kernel {
         if !link.is_own() {
             return Err(link.name_taken(format!("in {}", namespace.display())));
         }
-        let before: Vec<IpNet> = Addresses::read(&inside).await?.of(link.index).collect();
-        for address in addresses.iter().filter(|address| before.contains(address)) {
-            inside.remove_address(link.index, *address).await?;
-        }
-        let after = Addresses::read(&inside).await?;
-        for kept in before.iter().filter(|address| !addresses.contains(address)) {
-            if !after.has(link.index, kept) {
-                inside.add_address(&link, *kept).await?;
-            }
-        }
-        Ok(())
+        inside.remove_addresses(&link, addresses).await
     }
 
     /// The attachments that have a port in the bridge or datapath, by host device name.
@@ -436,6 +409,36 @@ fn new_pair(spec: &AttachSpec, namespace: &Namespace) -> LinkMessage {
     host
 }
 
+/// Gives an interface its addresses and routes. `inside` asks the kernel from inside its namespace.
+pub(super) async fn set_up_network(
+    spec: &AttachSpec,
+    device: &Link,
+    namespace: &Namespace,
+    inside: &Socket,
+) -> Result<Attached, KernelError> {
+    let wants_ipv6 = spec.addresses.iter().any(|address| address.addr().is_ipv6());
+    let ipv6 = if wants_ipv6 { switch_ipv6_on(spec, namespace)? } else { Ok(()) };
+    set_up_addresses(spec, device, inside, ipv6.is_ok()).await?;
+    if spec.multicast_route {
+        let ipv6 = wants_ipv6 && ipv6.is_ok();
+        inside.ensure_multicast_routes(device, ipv6).await?;
+    }
+    Ok(Attached { ipv6 })
+}
+
+/// Whether an interface has IPv6, after it was switched on if that is wanted.
+fn switch_ipv6_on(
+    spec: &AttachSpec,
+    namespace: &Namespace,
+) -> Result<Result<(), NoIpv6>, KernelError> {
+    match ipv6::has_ipv6(namespace, &spec.name)? {
+        Err(NoIpv6::SwitchedOff) if spec.enable_ipv6 => {
+            ipv6::set(namespace, &spec.name, "disable_ipv6", "0").map(Ok)
+        }
+        found => Ok(found),
+    }
+}
+
 async fn set_up_addresses(
     spec: &AttachSpec,
     end: &Link,
@@ -452,7 +455,10 @@ async fn set_up_addresses(
             return Err(KernelError::AddressInUse {
                 address: address.addr(),
                 device: device.map_or_else(|| format!("number {index}"), |device| device.name),
-                path: spec.namespace.clone(),
+                path: match spec.namespace.as_os_str().is_empty() {
+                    true => this_host().to_owned(),
+                    false => spec.namespace.clone(),
+                },
             });
         }
     }

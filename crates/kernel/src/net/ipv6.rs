@@ -1,4 +1,4 @@
-//! IPv6 settings of single devices, in any network namespace.
+//! IP settings of single devices, in any network namespace.
 
 use std::{
     fs,
@@ -21,6 +21,8 @@ use crate::error::KernelError;
 const NOT_TAKEN: [&str; 3] = ["accept_ra", "autoconf", "accept_redirects"];
 /// The settings of devices, under `/proc`.
 const SETTINGS: &str = "sys/net/ipv6/conf";
+/// Those of IPv4.
+const SETTINGS_IPV4: &str = "sys/net/ipv4/conf";
 
 /// Whether this kernel has IPv6 at all.
 pub(crate) fn is_there() -> bool {
@@ -89,6 +91,20 @@ pub(crate) fn ignore_routers(
     })
 }
 
+/// Has a device answer ARP for its own addresses alone. By default Linux answers on each device for the addresses of
+/// all, and so would tell containers where others of this host are.
+///
+/// # Errors
+/// [`KernelError::Setting`] if the settings cannot be written.
+pub(crate) fn answer_for_own_addresses(ns: &Namespace, device: &str) -> Result<(), KernelError> {
+    for (key, value) in [("arp_ignore", "1"), ("arp_announce", "2")] {
+        in_namespace(ns, || write_in(SETTINGS_IPV4, device, key, value)).map_err(|source| {
+            KernelError::Setting { path: format!("/proc/{SETTINGS_IPV4}/{device}/{key}"), source }
+        })?;
+    }
+    Ok(())
+}
+
 /// The host's own namespace, as `place` of [`ignore_routers`].
 pub(crate) fn this_host() -> &'static Path {
     Path::new("this host")
@@ -107,18 +123,26 @@ fn in_namespace<T: Send>(
 
 /// In the namespace of the calling thread.
 fn read(device: &str, key: &str) -> io::Result<String> {
-    Ok(fs::read_to_string(format!("/proc/{SETTINGS}/{device}/{key}"))?.trim().to_owned())
+    read_in(SETTINGS, device, key)
+}
+
+fn read_in(settings: &str, device: &str, key: &str) -> io::Result<String> {
+    Ok(fs::read_to_string(format!("/proc/{settings}/{device}/{key}"))?.trim().to_owned())
 }
 
 fn write(device: &str, key: &str, value: &str) -> io::Result<()> {
-    match read(device, key) {
+    write_in(SETTINGS, device, key, value)
+}
+
+fn write_in(settings: &str, device: &str, key: &str, value: &str) -> io::Result<()> {
+    match read_in(settings, device, key) {
         Ok(present) if present == value => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         _ => {}
     }
-    match fs::write(format!("/proc/{SETTINGS}/{device}/{key}"), value) {
+    match fs::write(format!("/proc/{settings}/{device}/{key}"), value) {
         Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
-            write_beside(device, key, value).map_err(|_| error)
+            write_beside(settings, device, key, value).map_err(|_| error)
         }
         result => result,
     }
@@ -147,9 +171,9 @@ pub fn settings_mount() -> Option<BorrowedFd<'static>> {
     WRITABLE.get().map(AsFd::as_fd)
 }
 
-fn write_beside(device: &str, key: &str, value: &str) -> io::Result<()> {
+fn write_beside(settings: &str, device: &str, key: &str, value: &str) -> io::Result<()> {
     let proc = WRITABLE.get().ok_or(io::ErrorKind::ReadOnlyFilesystem)?;
-    let path = format!("{SETTINGS}/{device}/{key}");
+    let path = format!("{settings}/{device}/{key}");
     let file = openat(proc, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
     fs::File::from(file).write_all(value.as_bytes())
 }

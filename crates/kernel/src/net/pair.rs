@@ -37,6 +37,14 @@ impl Kernel {
         check_name(&spec.name)?;
         check_mtu(spec.mtu)?;
         let socket = self.socket();
+        // Both ends have the attachment's key; the one for the container has its address too.
+        let is_end = |link: &Link, is_containers: bool| {
+            link.kind == Some(InfoKind::Veth)
+                && link.attachment() == Some(spec.id.as_str())
+                && (link.mac == spec.mac) == is_containers
+        };
+        socket.restore_name(&spec.host_name, |link| is_end(link, false)).await?;
+        socket.restore_name(&spec.name, |link| is_end(link, true)).await?;
         let (host, end) = match self.find_prepared(spec).await? {
             Some(pair) => pair,
             None => {

@@ -156,7 +156,7 @@ impl Kernel {
     /// # Errors
     /// The kernel's refusal.
     pub async fn host_routes(&self) -> Result<Vec<HostRoute>, KernelError> {
-        let reached = self.socket().reached().await?;
+        let reached = self.socket().reached(Link::is_own).await?;
         Ok(reached.into_iter().map(|(route, _)| route).collect())
     }
 
@@ -166,25 +166,23 @@ impl Kernel {
     /// # Errors
     /// As [`Self::attach`] for the namespace, or the kernel's refusal.
     pub async fn overlaps(&self, spec: &AttachSpec) -> Result<Vec<Overlap>, KernelError> {
-        let inside = self.inside(spec)?;
-        let mut networks: Vec<IpNet> = spec.addresses.iter().map(IpNet::trunc).collect();
-        networks.dedup();
-        let mut found = Vec::new();
-        for (route, table) in inside.reached().await? {
-            for network in &networks {
-                let kind = match (&route.destination, network) {
-                    (route, network) if network.contains(route) => {
-                        // Rules may select other tables.
-                        let is_asked = [TABLE_MAIN, TABLE_DEFAULT].contains(&table);
-                        if is_asked { OverlapKind::Hidden } else { OverlapKind::Beside }
-                    }
-                    (route, network) if route.contains(network) => OverlapKind::Hides,
-                    _ => continue,
-                };
-                let (network, route) = (*network, route.clone());
-                found.push(Overlap { network, route, kind });
-            }
-        }
+        Ok(overlaps_of(spec, self.inside(spec)?.reached(Link::is_own).await?))
+    }
+
+    /// The same for addresses that the host itself is to have on the device `spec.name`. Weft's other devices count
+    /// too: somebody may have given one an address by hand. Routes that stand for a default route, and those of tables
+    /// that only rules select, do not count.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn host_overlaps(&self, spec: &AttachSpec) -> Result<Vec<Overlap>, KernelError> {
+        let reached = self.socket().reached(|link| link.name == spec.name).await?;
+        let mut found = overlaps_of(spec, reached);
+        found.retain(|overlap| match overlap.kind {
+            OverlapKind::Hidden => true,
+            OverlapKind::Hides => overlap.route.destination.prefix_len() >= CONTAINING_PREFIX_MIN,
+            OverlapKind::Beside => false,
+        });
         Ok(found)
     }
 
@@ -237,10 +235,36 @@ impl Kernel {
     }
 }
 
+/// Where networks of addresses and routes, each with its table, overlap.
+fn overlaps_of(spec: &AttachSpec, reached: Vec<(HostRoute, u32)>) -> Vec<Overlap> {
+    let mut networks: Vec<IpNet> = spec.addresses.iter().map(IpNet::trunc).collect();
+    networks.dedup();
+    let mut found = Vec::new();
+    for (route, table) in reached {
+        for network in &networks {
+            let kind = match (&route.destination, network) {
+                (route, network) if network.contains(route) => {
+                    // Rules may select other tables.
+                    let is_asked = [TABLE_MAIN, TABLE_DEFAULT].contains(&table);
+                    if is_asked { OverlapKind::Hidden } else { OverlapKind::Beside }
+                }
+                (route, network) if route.contains(network) => OverlapKind::Hides,
+                _ => continue,
+            };
+            let (network, route) = (*network, route.clone());
+            found.push(Overlap { network, route, kind });
+        }
+    }
+    found
+}
+
 impl Socket {
-    /// The destinations that a namespace reaches by routes of devices other than Weft's, with the routing
-    /// table of each.
-    async fn reached(&self) -> Result<Vec<(HostRoute, u32)>, KernelError> {
+    /// The destinations that a namespace reaches by routes, without those of some devices, with the routing table of
+    /// each.
+    async fn reached(
+        &self,
+        without: impl Fn(&Link) -> bool,
+    ) -> Result<Vec<(HostRoute, u32)>, KernelError> {
         let links: HashMap<u32, Link> =
             self.links().await?.into_iter().map(|link| (link.index, link)).collect();
         let mut routes = self.routes(AddressFamily::Inet).await?;
@@ -249,7 +273,7 @@ impl Socket {
         for route in routes {
             let Some(destination) = unicast_destination(&route) else { continue };
             let device = device_of(&route).and_then(|index| links.get(&index));
-            if device.is_some_and(Link::is_own) {
+            if device.is_some_and(&without) {
                 continue;
             }
             let interface = device.map_or_else(|| "-".to_owned(), |link| link.name.clone());

@@ -367,15 +367,4 @@ mod tests {
         }
         assert!(begun.elapsed() < Duration::from_millis(REQUEST_TIMEOUT_MS));
     }
-
-    #[tokio::test]
-    async fn an_overrun_is_told_and_the_next_exchange_is_whole() {
-        let mut exchange = Exchange::open(NETLINK_ROUTE, 1).unwrap();
-        let many = || (0..500).map(|_| get_link(Answer::Acknowledgement, 1));
-        let outcomes = exchange.requests(&mut many().collect::<Vec<_>>(), index_of).await;
-        let lost = |outcome: &Outcome<u32>| matches!(outcome, Err(RequestError::Socket(_)));
-        assert!(outcomes.iter().any(lost), "the buffer holds all answers");
-        let found = exchange.request(get_link(Answer::Acknowledgement, 1), index_of).await;
-        assert_eq!(found.unwrap(), [1]);
-    }
 }

@@ -97,15 +97,22 @@ impl Mesh {
         self.open_ticket(now, vni, owner, deadline, Want::Claim(claim))
     }
 
-    /// Gives back single addresses of a container on a network; it keeps the others.
-    pub fn release_some(&mut self, now: Instant, vni: Vni, owner: &str, nets: &[IpNet]) {
-        let slots: Vec<Ipv4Addr> =
-            nets.iter().filter_map(|net| self.slot_of(vni, *net).ok().flatten()).collect();
-        let addresses: Vec<IpAddr> = nets.iter().map(IpNet::addr).collect();
-        self.free(vni, owner, |address| match address {
-            IpAddr::V4(v4) => slots.contains(&v4) || addresses.contains(&address),
-            IpAddr::V6(_) => addresses.contains(&address),
-        });
+    /// Gives back single addresses of a container on a network. It keeps others: those in `kept`, which a container may
+    /// have with other prefix lengths or in the other family, are not given back.
+    pub fn release_some(
+        &mut self,
+        now: Instant,
+        vni: Vni,
+        owner: &str,
+        nets: &[IpNet],
+        kept: &[IpNet],
+    ) {
+        let slots = |nets: &[IpNet]| -> Vec<IpAddr> {
+            let slots = nets.iter().filter_map(|net| self.slot_of(vni, *net).ok().flatten());
+            slots.map(IpAddr::V4).chain(nets.iter().map(IpNet::addr)).collect()
+        };
+        let (given, kept) = (slots(nets), slots(kept));
+        self.free(vni, owner, |address| given.contains(&address) && !kept.contains(&address));
         self.drive(now);
     }
 

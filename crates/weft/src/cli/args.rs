@@ -45,6 +45,10 @@ pub enum Command {
     Attach(AttachArgs),
     /// Disconnect a container or network namespace from the network
     Detach(DetachArgs),
+    /// Give this host an interface and addresses on the network
+    Expose(ExposeArgs),
+    /// Take back the addresses that expose gave this host
+    Hide(HideArgs),
     /// Run a command in a new network namespace that is attached to the network
     Run(RunArgs),
     /// List attached containers
@@ -188,6 +192,34 @@ pub struct AttachArgs {
 pub struct DetachArgs {
     /// Container, named as for attach or as `weft ps` shows it
     pub container: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft expose`.
+#[derive(Debug, Args)]
+pub struct ExposeArgs {
+    /// Addresses to assign (default: those that the host has, or the next free ones)
+    #[arg(value_name = "ADDRESS/LENGTH")]
+    pub addresses: Vec<IpNet>,
+    /// The name of this host in DNS (default: its nickname)
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Enable IPv6 on this interface if the host disables it (default: IPv4 only on such a host)
+    #[arg(long)]
+    pub ipv6: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft hide`.
+#[derive(Debug, Args)]
+pub struct HideArgs {
+    /// Addresses to take back (default: all)
+    #[arg(value_name = "ADDRESS")]
+    pub addresses: Vec<IpAddr>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -9,8 +9,8 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 
 use weft_api::{
-    Attachment, Connection, Detached, DnsName, DnsRecord, FirewallRule, HostRange, Invitation,
-    Ipam, Path, Peer, Status, Target, Workers,
+    Attachment, Connection, Detached, DnsName, DnsRecord, FirewallRule, Hidden, HostRange,
+    Invitation, Ipam, Path, Peer, Status, Target, Workers,
 };
 use weft_daemon::Reset;
 use weft_daemon::timestamp;
@@ -274,6 +274,14 @@ pub(super) fn notes(attachment: &Attachment) {
 
 pub(super) fn detached(detached: &Detached) -> String {
     format!("{} detached", detached.id)
+}
+
+pub(super) fn hidden(hidden: &Hidden) -> String {
+    if hidden.addresses.is_empty() {
+        return "this host has no address on the network".into();
+    }
+    let addresses: Vec<_> = hidden.addresses.iter().map(ToString::to_string).collect();
+    format!("{} hidden", addresses.join(" "))
 }
 
 pub(super) fn attachments(attachments: &[Attachment]) -> String {

@@ -10,13 +10,14 @@ use weft_api::call;
 use weft_api::{
     ApiError, AttachRequest, Attachment, Client, ClientError, ConnectRequest, Connection,
     DetachRequest, Detached, DnsAddRequest, DnsLookupRequest, DnsName, DnsRecord, DnsRemoveRequest,
-    ErrorKind, ForgetRequest, Invitation, Ipam, Peer, Report, Status, Target, Workers,
-    WorkersRequest,
+    ErrorKind, ExposeRequest, ForgetRequest, Hidden, HideRequest, Invitation, Ipam, Peer, Report,
+    Status, Target, Workers, WorkersRequest,
 };
 use weft_daemon as daemon;
 
 use super::args::{
-    Command, DnsAddArgs, DnsLookupArgs, DnsRemoveArgs, ResetArgs, StatusPart, split_attach_words,
+    Command, DnsAddArgs, DnsLookupArgs, DnsRemoveArgs, ExposeArgs, ResetArgs, StatusPart,
+    split_attach_words,
 };
 use super::output;
 
@@ -65,6 +66,12 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
             let detached: Detached = daemon.call::<call::Detach>(&request).await?;
             output::print(args.json, &detached, output::detached)
         }
+        Command::Expose(args) => expose(args, daemon).await,
+        Command::Hide(args) => {
+            let request = HideRequest { addresses: args.addresses };
+            let hidden: Hidden = daemon.call::<call::Hide>(&request).await?;
+            output::print(args.json, &hidden, output::hidden)
+        }
         Command::Ps(args) => {
             let attachments: Vec<Attachment> = daemon.ask::<call::Attachments>().await?;
             output::print(args.json, &attachments, |list| output::attachments(list))
@@ -100,6 +107,14 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
         | Command::OpenNamespaces
         | Command::Completions { .. } => bail!("this command does not ask the daemon"),
     }
+}
+
+async fn expose(args: ExposeArgs, daemon: &Client) -> anyhow::Result<()> {
+    let ExposeArgs { addresses, name, ipv6, json } = args;
+    let request = ExposeRequest { addresses, name, ipv6 };
+    let attachment: Attachment = daemon.call::<call::Expose>(&request).await?;
+    output::notes(&attachment);
+    output::print(json, &attachment, output::attached)
 }
 
 async fn dns_lookup(args: DnsLookupArgs, daemon: &Client) -> anyhow::Result<()> {

@@ -36,13 +36,25 @@ impl Attachments {
                     addresses.extend(given);
                 }
                 Err(error) => {
-                    let addresses = before.is_some().then_some(new);
-                    self.tell(Request::Release { owner: id.into(), addresses }).await;
+                    self.give_back(id, before, new).await;
                     return Err(error);
                 }
             }
         }
         Ok((addresses, new))
+    }
+
+    /// Gives back addresses that an attachment has got since it was as `before`.
+    pub(super) async fn give_back(&self, id: &str, before: Option<&Saved>, new: Vec<IpNet>) {
+        let owner = id.to_owned();
+        let request = match before {
+            Some(before) => {
+                let kept = before.attachment.addresses.clone();
+                Request::ReleaseSome { owner, addresses: new, kept }
+            }
+            None => Request::Release { owner },
+        };
+        self.tell(request).await;
     }
 
     /// Requests addresses from the mesh. Takes those of an ended container if no others are free, or if the

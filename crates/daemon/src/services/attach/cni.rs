@@ -10,7 +10,7 @@ use weft_kernel::KernelError;
 use super::error::AttachError;
 use super::look;
 use super::maker::{Maker, cni_id};
-use super::names::check_name;
+use super::names::{check_name, fit_aliases};
 use super::wanted::Wanted;
 use super::{Attachments, Saved, is_stopping, mac_of, spec_of};
 use crate::core::ranges::Ranges;
@@ -58,6 +58,7 @@ impl Attachments {
             name,
             interface: key.interface.clone(),
             maker: Maker::Cni { key, started_ns },
+            aliases: fit_aliases(wishes.aliases.iter().map(String::as_str)),
             mac: wishes.mac,
             addresses,
             enable_ipv6: false,

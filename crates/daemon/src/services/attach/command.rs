@@ -25,6 +25,7 @@ impl Attachments {
             name: request.name.unwrap_or_else(|| sandbox.name.clone()),
             sandbox,
             maker: Maker::Command,
+            aliases: Vec::new(),
             interface: CONTAINER_INTERFACE.into(),
             mac: None,
             addresses: request.addresses,

@@ -5,6 +5,7 @@ use weft_api::Attachment;
 use weft_kernel::{Attached, DIRECT_LOCAL_NAME, KernelError, NoIpv6, OverlapKind, PortNotice};
 
 use super::error::AttachError;
+use super::maker::Maker;
 use super::mend::Judgement;
 use super::ports;
 use super::{Attachments, Saved, mac_of, spec_of};
@@ -46,6 +47,9 @@ impl Saved {
     pub(crate) fn note(&mut self, attached: Attached) {
         let reason = attached.ipv6.err().map(|reason| match reason {
             NoIpv6::Kernel => "no IPv6: the kernel has none",
+            NoIpv6::SwitchedOff if self.maker == Maker::Host => {
+                "no IPv6: it is disabled on this host (net.ipv6.conf.*.disable_ipv6); weft expose --ipv6 enables it on this interface"
+            }
             NoIpv6::SwitchedOff => {
                 "no IPv6: it is disabled in the container (net.ipv6.conf.*.disable_ipv6); weft attach --ipv6 enables it on this interface"
             }
@@ -75,8 +79,9 @@ impl Saved {
         if *name != self.host_interface {
             return;
         }
+        let again = if self.maker == Maker::Host { "expose" } else { "attach" };
         let text =
-            format!("cut off: {name} was removed from the switch; weft attach adds it again");
+            format!("cut off: {name} was removed from the switch; weft {again} adds it again");
         let is_said = self.condition.damage.as_ref() == Some(&text);
         if !has_master {
             self.condition.damage = Some(text);
@@ -118,6 +123,9 @@ impl Attachments {
         saved: &mut Saved,
         is_attached: bool,
     ) -> Result<(), AttachError> {
+        if saved.maker == Maker::Host {
+            return self.look_at_host_routes(saved).await;
+        }
         let overlaps = self.kernel.overlaps(&spec_of(saved)).await?;
         let hidden = overlaps.iter().find(|overlap| overlap.kind == OverlapKind::Hidden);
         if let Some(overlap) = hidden.filter(|_| !is_attached) {

@@ -10,7 +10,7 @@ use weft_kernel::{AttachSpec, KernelError};
 
 use super::error::AttachError;
 use super::maker::{Maker, docker_id};
-use super::names::printable;
+use super::names::{fit_aliases, printable};
 use super::wanted::Wanted;
 use super::{Attachments, Saved, announce, spec_of};
 use crate::core::control::Request;
@@ -18,6 +18,15 @@ use crate::devices::SWITCH;
 
 /// Digits of an endpoint's id in its name, as Docker shows ids.
 const SHOWN_DIGITS: usize = 12;
+
+/// The names of an endpoint's container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EndpointNames {
+    /// The container's own.
+    pub(crate) name: String,
+    /// Those of `--network-alias`, and Compose's services.
+    pub(crate) aliases: Vec<String>,
+}
 
 /// Whether an owner of addresses is of Docker's plugin, which keeps its own record: `docker:`, the plugin's
 /// instance and a number. Containers attached by `weft attach` have one colon only.
@@ -47,6 +56,7 @@ impl Attachments {
         let wanted = Wanted {
             sandbox: nowhere(id.clone(), name.clone()),
             maker: Maker::Docker { endpoint },
+            aliases: Vec::new(),
             name,
             interface: interface.clone(),
             mac: Some(mac),
@@ -99,25 +109,25 @@ impl Attachments {
     }
 
     /// Gives endpoints the names of their containers, and tells the other hosts.
-    pub(crate) async fn name_endpoints(&self, names: &BTreeMap<String, String>) {
+    pub(crate) async fn name_endpoints(&self, names: &BTreeMap<String, EndpointNames>) {
         let mut inner = self.lock().await;
-        let is_misnamed = |saved: &Saved| match &saved.maker {
-            Maker::Docker { endpoint } => {
-                names.get(endpoint).is_some_and(|name| *name != saved.attachment.name)
+        let mut told = Vec::new();
+        let mut renamed = Vec::new();
+        for (id, saved) in &inner.saved {
+            let Maker::Docker { endpoint } = &saved.maker else { continue };
+            let Some(EndpointNames { name, aliases }) = names.get(endpoint) else { continue };
+            let (name, aliases) =
+                (printable(name), fit_aliases(aliases.iter().map(String::as_str)));
+            if (&name, &aliases) != (&saved.attachment.name, &saved.attachment.aliases) {
+                renamed.push((id.clone(), name, aliases));
             }
-            _ => false,
-        };
-        if !inner.saved.values().any(is_misnamed) {
+        }
+        if renamed.is_empty() {
             return;
         }
-        let mut told = Vec::new();
-        for saved in inner.saved.values_mut() {
-            let Maker::Docker { endpoint } = &saved.maker else { continue };
-            let Some(name) = names.get(endpoint).filter(|name| **name != saved.attachment.name)
-            else {
-                continue;
-            };
-            saved.attachment.name = printable(name);
+        for (id, name, aliases) in renamed {
+            let Some(saved) = inner.saved.get_mut(&id) else { continue };
+            (saved.attachment.name, saved.attachment.aliases) = (name, aliases);
             if saved.is_attached() {
                 told.push(saved.shown());
             }
@@ -191,8 +201,8 @@ impl Attachments {
     }
 }
 
-/// The place of a container whose namespace the engine does not tell.
-fn nowhere(id: String, name: String) -> Sandbox {
+/// The place of an attachment without a namespace that Weft looks into.
+pub(super) fn nowhere(id: String, name: String) -> Sandbox {
     Sandbox {
         id,
         name,

@@ -17,6 +17,9 @@ pub(crate) enum AttachError {
     /// The container's own routes hide the network.
     #[error("{0}: remove that route, or choose another range (--ipalloc-range)")]
     Hidden(String),
+    /// The host's own routes and an address of `weft expose` lead to the same addresses.
+    #[error("{0}: remove that route or address, or expose another address")]
+    HostRoute(String),
     /// The request, the disk, or a daemon that stops.
     #[error("{}", .0.error)]
     Refused(#[from] ApiError),
@@ -25,9 +28,9 @@ pub(crate) enum AttachError {
 impl From<AttachError> for ApiError {
     fn from(error: AttachError) -> Self {
         let kind = match &error {
-            AttachError::Address(AddressError::Taken { .. }) | AttachError::Hidden(_) => {
-                ErrorKind::Conflict
-            }
+            AttachError::Address(AddressError::Taken { .. })
+            | AttachError::Hidden(_)
+            | AttachError::HostRoute(_) => ErrorKind::Conflict,
             AttachError::Address(
                 AddressError::Reserved { .. } | AddressError::NotMapped { .. },
             ) => ErrorKind::BadRequest,
@@ -58,7 +61,7 @@ impl AttachError {
                 | KernelError::NamespaceReplaced { .. }
                 | KernelError::NamespaceIsHost { .. },
             ) => Refusal::Unknown,
-            Self::Hidden(_) => Refusal::Invalid,
+            Self::Hidden(_) | Self::HostRoute(_) => Refusal::Invalid,
             Self::Kernel(_) => Refusal::Internal,
             Self::Refused(error) => match error.kind {
                 ErrorKind::BadRequest => Refusal::Invalid,

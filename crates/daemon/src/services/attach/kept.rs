@@ -60,9 +60,9 @@ impl Saved {
         self.attachment.state == ATTACHED
     }
 
-    /// Whether its container's namespace is still there. Docker's engine tells when a container ends.
+    /// Whether its container's namespace is still there, as far as Weft can tell.
     pub(crate) fn is_alive(&self) -> bool {
-        self.maker.is_docker() || look::is_alive(&self.sandbox)
+        !self.maker.has_namespace() || look::is_alive(&self.sandbox)
     }
 
     pub(crate) fn is_gone(&self) -> bool {

@@ -1,4 +1,4 @@
-//! The face that made an attachment: a command, a CNI runtime or Docker's engine.
+//! The face that made an attachment: a command, a CNI runtime, Docker's engine, or `weft expose`.
 
 use serde::{Deserialize, Serialize};
 use weft_container::cni;
@@ -19,6 +19,8 @@ pub(crate) enum Maker {
     /// Docker's engine, by its id of an endpoint on a network of Weft's driver. The engine moves the interface
     /// into the container and sets it up.
     Docker { endpoint: String },
+    /// `weft expose`: the host itself.
+    Host,
 }
 
 impl Maker {
@@ -28,6 +30,7 @@ impl Maker {
             Self::Command => "attach",
             Self::Cni { .. } => "cni",
             Self::Docker { .. } => "docker",
+            Self::Host => EXPOSE,
         }
     }
 
@@ -37,6 +40,7 @@ impl Maker {
             Self::Command => "weft detach",
             Self::Cni { .. } => "remove the container by its runtime",
             Self::Docker { .. } => "docker network disconnect",
+            Self::Host => "weft hide",
         }
     }
 
@@ -48,7 +52,16 @@ impl Maker {
     pub(crate) const fn is_docker(&self) -> bool {
         matches!(self, Self::Docker { .. })
     }
+
+    /// Whether Weft can find out that the attached namespace has ended. Docker's engine tells that, and the host
+    /// does not end.
+    pub(crate) const fn has_namespace(&self) -> bool {
+        matches!(self, Self::Command | Self::Cni { .. })
+    }
 }
+
+/// The name of [`Maker::Host`] in the CLI and in JSON.
+pub(crate) const EXPOSE: &str = "expose";
 
 /// The key of a CNI runtime's attachment in the register.
 pub(super) fn cni_id(key: &cni::Key) -> String {

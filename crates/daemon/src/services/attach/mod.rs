@@ -9,6 +9,7 @@ mod command;
 pub(crate) mod condition;
 pub(crate) mod endpoints;
 mod error;
+pub(crate) mod expose;
 pub(crate) mod kept;
 mod kept_ports;
 mod look;
@@ -39,6 +40,7 @@ use self::changes::Changes;
 use self::condition::Condition;
 pub(crate) use self::error::AttachError;
 use self::kept::Retries;
+pub(crate) use self::maker::EXPOSE;
 use self::maker::Maker;
 use self::names::printable;
 use self::ports::{DirectPorts, PortKind};
@@ -46,7 +48,7 @@ use self::saving::Saving;
 use self::shortcuts::Shortcuts;
 use crate::config::Settings;
 use crate::core::control::Request;
-use crate::devices::{SWITCH, TAP, run_segments};
+use crate::devices::{EXPOSED_INTERFACE, SWITCH, TAP, run_segments};
 use crate::services::supervisor;
 use crate::upkeep::store::{Store, StoreError};
 
@@ -205,6 +207,7 @@ impl Attachments {
             inner.saved.insert(id, saved);
         }
         self.ports.all_restored();
+        self.end_lost_exposure(&inner).await;
         self.save_or_later(&inner);
         let mut owners: BTreeSet<String> = inner.saved.keys().cloned().collect();
         // The plugin's reconciliation releases those that no engine has.
@@ -248,6 +251,11 @@ impl Attachments {
         // Includes a change under way if it completes soon.
         let _ = tokio::time::timeout(LIST_PATIENCE, self.inner.settled()).await;
         self.shown.borrow().to_vec()
+    }
+
+    /// What `weft ps` shows, each time that it has changed.
+    pub(crate) fn shown(&self) -> watch::Receiver<Arc<Vec<Attachment>>> {
+        self.shown.subscribe()
     }
 
     /// The containers of the last run are attached again, as far as they can be.
@@ -328,8 +336,10 @@ impl Attachments {
         let mut spec = spec_of(saved);
         let is_bridge = self.engine.switch() == SwitchKind::Bridge;
         spec.bridge = is_bridge.then(|| SWITCH.into());
-        if saved.maker.is_docker() {
-            return self.plug_in_endpoint(saved, &spec).await;
+        match saved.maker {
+            Maker::Docker { .. } => return self.plug_in_endpoint(saved, &spec).await,
+            Maker::Host => return self.plug_in_host(saved, &spec).await,
+            Maker::Command | Maker::Cni { .. } => {}
         }
         let support = self.engine.support().borrow().clone();
         let (mut kind, mut reason) = match saved.maker {
@@ -435,7 +445,7 @@ impl Attachments {
     /// Removes the interface and releases the addresses; parts already gone are no error.
     pub(crate) async fn unplug(&self, id: &str, saved: &Saved) {
         self.take_out(saved).await;
-        self.tell(Request::Release { owner: id.into(), addresses: None }).await;
+        self.tell(Request::Release { owner: id.into() }).await;
     }
 
     /// Removes the interface; the addresses stay.
@@ -446,8 +456,13 @@ impl Attachments {
         if saved.maker.is_command() {
             self.ports.unplug(&self.kernel, &spec_of(saved)).await;
         }
-        if let Err(error) = self.kernel.detach(&saved.host_interface).await {
-            tracing::warn!(%error, interface = saved.host_interface, "cannot remove an interface");
+        let mut ends = vec![saved.host_interface.as_str()];
+        // The other end goes with it, unless somebody renamed it.
+        ends.extend(matches!(saved.maker, Maker::Host).then_some(EXPOSED_INTERFACE));
+        for interface in ends {
+            if let Err(error) = self.kernel.detach(interface).await {
+                tracing::warn!(%error, interface, "cannot remove an interface");
+            }
         }
     }
 
@@ -483,6 +498,9 @@ pub(crate) async fn announce(kernel: Kernel, spec: AttachSpec) {
     for pause in ANNOUNCE_AFTER_MS {
         tokio::time::sleep(Duration::from_millis(pause)).await;
         let announced = match spec.namespace.as_os_str().is_empty() {
+            true if spec.name == EXPOSED_INTERFACE => {
+                kernel.announce_from_switch(EXPOSED_INTERFACE, &spec)
+            }
             true => kernel.announce_from_switch(SWITCH, &spec),
             false => kernel.announce(&spec),
         };

@@ -20,6 +20,20 @@ pub(super) fn check_name(what: &str, name: &str) -> Result<(), ApiError> {
     Err(ApiError::new(ErrorKind::BadRequest, text))
 }
 
+/// The further names that DNS takes, as other hosts accept them. Those that are no names in DNS are left out, and those
+/// beyond the limit.
+pub(super) fn fit_aliases<'a>(aliases: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let mut fit: Vec<String> = Vec::new();
+    for alias in aliases {
+        let alias = alias.to_ascii_lowercase();
+        let is_new = weft_mesh::is_dns_name(&alias) && !fit.contains(&alias);
+        if is_new && fit.len() < weft_mesh::limits::ALIASES_PER_ENDPOINT_MAX {
+            fit.push(alias);
+        }
+    }
+    fit
+}
+
 /// Makes a name fit to show and announce: escapes control characters and truncates it.
 pub(super) fn printable(name: &str) -> String {
     let mut shown = String::new();
@@ -54,5 +68,13 @@ mod tests {
         }
         assert_eq!(printable("a\u{1b}[31m\n"), "a\\u{1b}[31m\\n");
         assert_eq!(printable(&"\n".repeat(300)).len(), 254);
+    }
+
+    #[test]
+    fn aliases_are_names_in_dns_each_once_and_not_too_many() {
+        assert_eq!(fit_aliases(["db", "DB", "a b", "", "my_db.prod"]), ["db", "my_db.prod"]);
+        let many: Vec<String> = (0..100).map(|n| format!("a{n}")).collect();
+        let fit = fit_aliases(many.iter().map(String::as_str));
+        assert_eq!(fit, many[..weft_mesh::limits::ALIASES_PER_ENDPOINT_MAX]);
     }
 }

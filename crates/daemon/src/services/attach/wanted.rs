@@ -23,6 +23,8 @@ pub(super) struct Wanted {
     pub(super) maker: Maker,
     /// The container's name as its users know it.
     pub(super) name: String,
+    /// Further names in DNS.
+    pub(super) aliases: Vec<String>,
     /// The interface in the container; for Docker its name before the engine takes it.
     pub(super) interface: String,
     /// The Ethernet address asked for.
@@ -89,17 +91,19 @@ impl Attachments {
 
     /// Restores an attachment to its earlier state, and releases the addresses it got since.
     async fn put_back(&self, inner: &mut Inner, id: &str, before: Option<Saved>, new: Vec<IpNet>) {
-        let addresses = before.is_some().then_some(new);
-        self.tell(Request::Release { owner: id.into(), addresses }).await;
+        self.give_back(id, before.as_ref(), new).await;
         match before {
             Some(before) => drop(inner.saved.insert(id.into(), before)),
             None => drop(inner.saved.remove(id)),
         }
     }
 
-    async fn take_addresses(&self, saved: &Saved, addresses: &[IpNet]) {
+    pub(super) async fn take_addresses(&self, saved: &Saved, addresses: &[IpNet]) {
         let (namespace, interface) = (&saved.sandbox.namespace, &saved.attachment.interface);
-        let taken = self.kernel.remove_addresses(namespace, interface, addresses).await;
+        let taken = match saved.maker {
+            Maker::Host => self.kernel.remove_host_addresses(interface, addresses).await,
+            _ => self.kernel.remove_addresses(namespace, interface, addresses).await,
+        };
         if let Err(error) = taken {
             tracing::debug!(%error, container = saved.attachment.name, "cannot take back addresses");
         }
@@ -123,8 +127,8 @@ impl Attachments {
         addresses: Vec<IpNet>,
         before: Option<&Saved>,
     ) -> Saved {
-        let Wanted { sandbox, maker, name, interface, mac, enable_ipv6, multicast_route, .. } =
-            wanted;
+        let Wanted { sandbox, maker, name, aliases, interface, mac, .. } = wanted;
+        let Wanted { enable_ipv6, multicast_route, .. } = wanted;
         let derived = self.derived(&sandbox.id);
         let since = before.filter(|before| before.is_attached()).map_or_else(
             || timestamp::format(SystemTime::now()),
@@ -133,6 +137,7 @@ impl Attachments {
         let attachment = Attachment {
             id: sandbox.id.clone(),
             name,
+            aliases,
             interface,
             mac: mac.unwrap_or(derived.mac).to_string(),
             addresses,

@@ -130,7 +130,7 @@ impl Backend for DaemonBackend {
     }
 
     async fn release(&self, _: NetworkName, owner: String) -> Result<(), BackendError> {
-        self.attachments.tell(Request::Release { owner, addresses: None }).await;
+        self.attachments.tell(Request::Release { owner }).await;
         Ok(())
     }
 

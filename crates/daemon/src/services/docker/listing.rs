@@ -9,11 +9,13 @@ use ipnet::Ipv4Net;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use tokio::sync::Mutex;
 use weft_api::call::Method;
 use weft_api::{HttpError, HttpLimits, HttpRequest};
 use weft_container::docker_plugin::{ListedNetwork, ListedPool, NETWORKS_MAX};
 
 use crate::devices::NETWORK;
+use crate::services::attach::endpoints::EndpointNames;
 
 /// Time limit for one answer of the engine, in milliseconds.
 const ANSWER_LIMIT_MS: u64 = 5_000;
@@ -31,8 +33,8 @@ const CREATE_LIMIT_MS: u64 = 30_000;
 pub(super) struct Networks {
     /// Those of Weft's drivers, by Docker's id.
     pub(super) ours: BTreeMap<String, ListedNetwork>,
-    /// Names of their endpoints, by Docker's ids of these: the containers' names.
-    pub(super) names: BTreeMap<String, String>,
+    /// Names of their endpoints, by Docker's ids of these.
+    pub(super) names: BTreeMap<String, EndpointNames>,
     /// Whether any network is called as the ready network.
     pub(super) has_ready: bool,
 }
@@ -41,6 +43,8 @@ pub(super) struct Networks {
 pub(super) struct Lists {
     engine: PathBuf,
     driver: String,
+    /// The aliases of endpoints, by Docker's ids of these. They do not change while the endpoint is there.
+    aliases: Mutex<BTreeMap<String, Vec<String>>>,
 }
 
 #[derive(Deserialize)]
@@ -90,13 +94,34 @@ struct Endpoint {
 }
 
 #[derive(Deserialize)]
+struct Container {
+    #[serde(default, rename = "NetworkSettings")]
+    settings: Option<Settings>,
+}
+
+#[derive(Deserialize)]
+struct Settings {
+    #[serde(default, rename = "Networks")]
+    networks: Option<BTreeMap<String, Member>>,
+}
+
+/// A container's membership of a network.
+#[derive(Deserialize)]
+struct Member {
+    #[serde(default, rename = "EndpointID")]
+    id: String,
+    #[serde(default, rename = "Aliases")]
+    aliases: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
 struct Refusal {
     message: String,
 }
 
 impl Lists {
     pub(super) fn new(engine: &Path, driver: &str) -> Self {
-        Self { engine: engine.to_owned(), driver: driver.to_owned() }
+        Self { engine: engine.to_owned(), driver: driver.to_owned(), aliases: Mutex::default() }
     }
 
     /// The engine's networks; `None` if no engine answers.
@@ -116,13 +141,35 @@ impl Lists {
             let path = format!("/networks/{}", network.id);
             // Without an answer it was removed meanwhile, and its endpoints before it.
             if let Some(network) = self.get::<Network>(&path).await? {
-                let endpoints = network.containers.iter().flat_map(BTreeMap::values);
-                names.extend(endpoints.map(|it| (it.id.clone(), it.name.clone())));
+                for (container, endpoint) in network.containers.iter().flatten() {
+                    let aliases = self.aliases_of(container, &endpoint.id).await?;
+                    let name = endpoint.name.clone();
+                    names.insert(endpoint.id.clone(), EndpointNames { name, aliases });
+                }
                 listed.insert(network.id.clone(), self.listed(network));
             }
         }
-        names.retain(|endpoint, name| !endpoint.is_empty() && !name.is_empty());
+        names.retain(|endpoint, names| !endpoint.is_empty() && !names.name.is_empty());
+        self.aliases.lock().await.retain(|endpoint, _| names.contains_key(endpoint));
         Ok(Some(Networks { ours: listed, names, has_ready }))
+    }
+
+    /// The aliases of a container's endpoint; none if the container is gone, or is not a container of this engine.
+    async fn aliases_of(&self, container: &str, endpoint: &str) -> Result<Vec<String>, String> {
+        let mut known = self.aliases.lock().await;
+        if let Some(aliases) = known.get(endpoint) {
+            return Ok(aliases.clone());
+        }
+        if !is_id(container) {
+            return Ok(Vec::new());
+        }
+        let path = format!("/containers/{container}/json");
+        let Some(found) = self.get::<Container>(&path).await? else { return Ok(Vec::new()) };
+        let aliases = aliases_in(found, container, endpoint);
+        if let Some(aliases) = &aliases {
+            known.insert(endpoint.to_owned(), aliases.clone());
+        }
+        Ok(aliases.unwrap_or_default())
     }
 
     /// Creates the ready network in Docker, as `docker network create -d weft --ipam-driver weft --subnet RANGE weft`
@@ -197,6 +244,16 @@ impl Lists {
     }
 }
 
+/// The aliases of an endpoint; `None` if the container has no such endpoint. Engines before version 25 add the short id
+/// of the container, which is no name that somebody chose.
+fn aliases_in(found: Container, container: &str, endpoint: &str) -> Option<Vec<String>> {
+    let networks = found.settings?.networks?;
+    let member = networks.into_values().find(|member| member.id == endpoint)?;
+    let mut aliases = member.aliases.unwrap_or_default();
+    aliases.retain(|alias| !container.starts_with(alias.as_str()));
+    Some(aliases)
+}
+
 /// An address as Docker writes it, with or without its prefix length.
 fn address(text: &str) -> Option<IpAddr> {
     text.split('/').next()?.parse().ok()
@@ -231,6 +288,23 @@ mod tests {
             listed.endpoints,
             [("e1".to_owned(), vec!["10.40.1.2".parse().unwrap()])].into()
         );
+    }
+
+    #[test]
+    fn aliases_are_those_of_the_endpoint_without_the_short_id() {
+        let read =
+            |text: &str| aliases_in(serde_json::from_str(text).unwrap(), "0123456789abcdef", "e1");
+        let text = r#"{"Id":"0123456789abcdef","NetworkSettings":{"Networks":{
+            "other":{"EndpointID":"e0","Aliases":["front"]},
+            "weft":{"EndpointID":"e1","Aliases":["db","0123456789ab"]}}}}"#;
+        assert_eq!(read(text), Some(vec!["db".to_owned()]));
+        let none =
+            r#"{"NetworkSettings":{"Networks":{"weft":{"EndpointID":"e1","Aliases":null}}}}"#;
+        assert_eq!(read(none), Some(Vec::new()));
+        for gone in ["{}", r#"{"NetworkSettings":null}"#, r#"{"NetworkSettings":{"Networks":{}}}"#]
+        {
+            assert_eq!(read(gone), None, "{gone}");
+        }
     }
 
     #[test]

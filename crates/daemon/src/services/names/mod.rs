@@ -8,6 +8,7 @@ mod answer;
 mod cache;
 mod counters;
 mod exchange;
+pub(crate) mod exposed;
 mod requests;
 mod server;
 mod sockets;
@@ -61,7 +62,9 @@ pub(crate) struct Names {
     domain: Name,
     /// Servers of the configuration; empty: those of the host's resolv.conf.
     upstreams: Vec<SocketAddr>,
-    /// Addresses on which queries are answered.
+    /// Addresses of the configuration on which queries are answered.
+    listen: Vec<IpAddr>,
+    /// All such addresses.
     listeners: watch::Sender<Vec<Listener>>,
     /// Those that are open.
     served: watch::Sender<BTreeSet<SocketAddr>>,
@@ -104,6 +107,7 @@ impl Names {
             local,
             domain,
             upstreams,
+            listen: settings.dns_listen.clone(),
             listeners: watch::Sender::new(listeners),
             served: watch::Sender::default(),
             zone: watch::Sender::new(zone),
@@ -168,5 +172,6 @@ fn listener_on(address: IpAddr) -> Listener {
         false => Scope::Network(DEFAULT_NETWORK.to_owned()),
     };
     let clients = PRIVATE.iter().filter_map(|net| net.parse::<IpNet>().ok()).collect();
-    Listener { address: SocketAddr::new(address, DNS_PORT), scope, clients, forwards: true }
+    let address = SocketAddr::new(address, DNS_PORT);
+    Listener { address, scope, clients, forwards: true, is_exposed: false }
 }

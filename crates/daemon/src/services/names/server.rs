@@ -417,7 +417,7 @@ impl Server {
                     });
                     self.open.insert(address, (listener, task));
                 }
-                Err(error) => failed.push(format!("cannot answer DNS on {address}: {error}; give --dns-listen an address of this host whose port is free (ss -lunp sport = :{})", address.port())),
+                Err(error) => failed.push(listener.refused(&error)),
             }
         }
         if !failed.is_empty() {

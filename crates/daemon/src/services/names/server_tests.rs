@@ -45,7 +45,7 @@ struct Service {
 fn listener(address: SocketAddr) -> Listener {
     let clients = vec!["127.0.0.0/8".parse().unwrap()];
     let scope = Scope::Network(DEFAULT_NETWORK.into());
-    Listener { address, scope, clients, forwards: true }
+    Listener { address, scope, clients, forwards: true, is_exposed: false }
 }
 
 async fn start(upstreams: Vec<SocketAddr>) -> Service {
@@ -66,6 +66,7 @@ async fn start_with(upstreams: Vec<SocketAddr>, is_complete: bool) -> Service {
         local,
         domain,
         upstreams,
+        listen: Vec::new(),
         listeners: watch::Sender::new(vec![listener(address)]),
         served: watch::Sender::default(),
         zone: watch::Sender::new(zone),

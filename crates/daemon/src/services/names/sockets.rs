@@ -47,6 +47,26 @@ pub(crate) struct Listener {
     pub(crate) clients: Vec<IpNet>,
     /// Whether names of others are looked up for its clients; not on an internal network.
     pub(crate) forwards: bool,
+    /// Whether `weft expose` gave the host this address.
+    pub(crate) is_exposed: bool,
+}
+
+impl Listener {
+    /// The warning that it cannot be opened.
+    pub(crate) fn refused(&self, error: &io::Error) -> String {
+        let Self { address, is_exposed, .. } = self;
+        let port = address.port();
+        let remedy = match is_exposed {
+            true => format!(
+                "another program answers there (ss -lunp sport = :{port}): keep it from {} (dnsmasq: except-interface, named: listen-on), or weft hide",
+                address.ip()
+            ),
+            false => format!(
+                "give --dns-listen an address of this host whose port is free (ss -lunp sport = :{port})"
+            ),
+        };
+        format!("cannot answer DNS on {address}: {error}; {remedy}")
+    }
 }
 
 /// The source of a query.

@@ -136,13 +136,13 @@ impl Resolved {
     }
 }
 
-/// Keeps systemd-resolved informed. `look` finds Weft's interface.
+/// Keeps systemd-resolved informed. `look` finds this host's interfaces on the network.
 pub(crate) async fn keep<F>(
     resolved: std::sync::Arc<Resolved>,
     look: impl Fn() -> F + Send + Sync + 'static,
     pulse: Pulse,
 ) where
-    F: Future<Output = Option<DeviceAddresses>> + Send,
+    F: Future<Output = Vec<DeviceAddresses>> + Send,
 {
     let mut served = resolved.served.clone();
     loop {
@@ -175,7 +175,7 @@ async fn follow<F>(
     pulse: &Pulse,
 ) -> Result<(), BusError>
 where
-    F: Future<Output = Option<DeviceAddresses>> + Send,
+    F: Future<Output = Vec<DeviceAddresses>> + Send,
 {
     let bus = Bus::connect(address).await?;
     let mut owners = bus.owners().await?;
@@ -191,7 +191,7 @@ where
                 resolved.lacks("systemd-resolved does not run");
                 RETRY_MS
             }
-            Some(owner) => tell(resolved, &bus, owner, look().await.as_ref(), &addresses).await,
+            Some(owner) => tell(resolved, &bus, owner, &look().await, &addresses).await,
         };
         let event = async {
             tokio::select! {
@@ -214,10 +214,10 @@ async fn tell(
     resolved: &Resolved,
     bus: &Bus,
     owner: &str,
-    device: Option<&DeviceAddresses>,
+    devices: &[DeviceAddresses],
     served: &BTreeSet<SocketAddr>,
 ) -> u64 {
-    let setting = match wanted(device, served) {
+    let setting = match wanted(devices, served) {
         Ok(setting) => setting,
         Err(lack) => {
             resolved.revert().await;
@@ -247,9 +247,8 @@ async fn tell(
             resolved.revert().await;
             resolved.lacks(&error.to_string());
             let text = format!(
-                "this host does not resolve {}: {error}; if systemd-networkd manages the interface {}, exclude it there (Unmanaged=yes)",
+                "this host does not resolve {}: {error}; if systemd-networkd manages Weft's interfaces, exclude them there (Unmanaged=yes)",
                 resolved.domain,
-                crate::devices::SWITCH
             );
             resolved.warnings.set("systemd-resolved", vec![text]);
             RETRY_MS

@@ -23,28 +23,40 @@ pub(super) struct Setting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Lack {
     /// There is no interface.
-    #[error("the interface {} is not there", crate::devices::SWITCH)]
+    #[error("this host has no interface on the network")]
     Device,
     /// systemd-resolved asks no servers of it.
-    #[error("the interface {} is down", crate::devices::SWITCH)]
+    #[error("this host's interface on the network is down")]
     Up,
     /// Nor of one without an address beyond the link.
-    #[error("the host has no address on the interface {}", crate::devices::SWITCH)]
+    #[error("this host has no address on the network: give it one by weft expose")]
     Address,
     /// DNS is answered elsewhere.
     #[error(
-        "weft answers DNS on no address of the interface {}: name one by --dns-listen",
-        crate::devices::SWITCH
+        "weft answers DNS on no address that this host has on the network: name one by --dns-listen"
     )]
     Server,
 }
 
-/// The settings of a device, with the addresses at which DNS is answered.
+/// The settings of the first device that can have some, with the addresses at which DNS is answered.
+///
+/// # Errors
+/// What the first device lacks.
 pub(super) fn wanted(
-    device: Option<&DeviceAddresses>,
+    devices: &[DeviceAddresses],
     served: &BTreeSet<SocketAddr>,
 ) -> Result<Setting, Lack> {
-    let device = device.ok_or(Lack::Device)?;
+    let mut first = None;
+    for device in devices {
+        match setting_of(device, served) {
+            Ok(setting) => return Ok(setting),
+            Err(lack) => _ = first.get_or_insert(lack),
+        }
+    }
+    Err(first.unwrap_or(Lack::Device))
+}
+
+fn setting_of(device: &DeviceAddresses, served: &BTreeSet<SocketAddr>) -> Result<Setting, Lack> {
     if !device.is_up {
         return Err(Lack::Up);
     }
@@ -91,18 +103,27 @@ mod tests {
         let device = device(true, &["fe80::1", "fd00::1", "10.47.255.1", "10.47.255.2"]);
         let served = at(&["10.47.255.1:53", "172.17.0.1:53", "[fd00::1]:53", "10.47.255.2:5353"]);
         let servers = ["10.47.255.1", "fd00::1"].map(|text| text.parse().unwrap()).to_vec();
-        assert_eq!(wanted(Some(&device), &served), Ok(Setting { index: 7, servers }));
+        assert_eq!(wanted(&[device], &served), Ok(Setting { index: 7, servers }));
     }
 
     #[test]
     fn each_lack_has_its_reason() {
         let served = at(&["10.47.255.1:53", "[fe80::1]:53"]);
-        let lack = |device: Option<&DeviceAddresses>| wanted(device, &served).unwrap_err();
-        assert_eq!(lack(None), Lack::Device);
-        assert_eq!(lack(Some(&device(false, &["10.47.255.1"]))), Lack::Up);
-        assert_eq!(lack(Some(&device(true, &["fe80::1", "169.254.0.1"]))), Lack::Address);
-        assert_eq!(lack(Some(&device(true, &["10.47.255.9"]))), Lack::Server);
+        let lack = |device: DeviceAddresses| wanted(&[device], &served).unwrap_err();
+        assert_eq!(wanted(&[], &served), Err(Lack::Device));
+        assert_eq!(lack(device(false, &["10.47.255.1"])), Lack::Up);
+        assert_eq!(lack(device(true, &["fe80::1", "169.254.0.1"])), Lack::Address);
+        assert_eq!(lack(device(true, &["10.47.255.9"])), Lack::Server);
         assert!(Lack::Server.to_string().contains("--dns-listen"));
+    }
+
+    #[test]
+    fn the_first_device_that_serves_is_taken() {
+        let served = at(&["10.47.255.1:53"]);
+        let exposed = DeviceAddresses { index: 8, ..device(true, &["10.47.255.2"]) };
+        let setting = wanted(&[exposed.clone(), device(true, &["10.47.255.1"])], &served);
+        assert_eq!(setting.map(|it| it.index), Ok(7));
+        assert_eq!(wanted(&[exposed, device(true, &[])], &served), Err(Lack::Server));
     }
 
     #[test]
@@ -110,7 +131,7 @@ mod tests {
         let texts: Vec<String> = (1..100).map(|n| format!("10.47.255.{n}")).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let served = texts.iter().map(|text| SocketAddr::new(text.parse().unwrap(), 53)).collect();
-        let servers = wanted(Some(&device(true, &texts)), &served).unwrap().servers;
+        let servers = wanted(&[device(true, &texts)], &served).unwrap().servers;
         assert_eq!(servers.len(), SERVERS_MAX);
     }
 }

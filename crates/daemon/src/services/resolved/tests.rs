@@ -155,7 +155,8 @@ fn run(address: Option<String>) -> Running {
     let (own, seen) = (Arc::clone(&resolved), device.subscribe());
     supervisor.start("host dns", move |pulse| {
         let seen = seen.clone();
-        keep(Arc::clone(&own), move || std::future::ready(seen.borrow().clone()), pulse)
+        let look = move || std::future::ready(seen.borrow().iter().cloned().collect());
+        keep(Arc::clone(&own), look, pulse)
     });
     Running { resolved, device, served, supervisor }
 }

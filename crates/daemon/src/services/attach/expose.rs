@@ -1,0 +1,226 @@
+//! `weft expose` and `weft hide`: the host's own interface in the network. It is an attachment like those of
+//! containers, whose two ends are both on the host.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use weft_api::{ApiError, Attachment, ErrorKind, ExposeRequest, Hidden, HideRequest};
+use weft_kernel::{AttachSpec, KernelError};
+
+use super::endpoints::nowhere;
+use super::error::AttachError;
+use super::maker::Maker;
+use super::names::{check_name, printable};
+use super::wanted::Wanted;
+use super::{Attachments, Inner, Saved, kernel_refusal, spec_of};
+use crate::core::control::Request;
+use crate::core::ranges::Ranges;
+use crate::devices::EXPOSED_INTERFACE;
+
+/// The key of the host's attachment in the register.
+const ID: &str = "host:expose";
+
+impl Attachments {
+    /// Serves `weft expose`. Exposing again adds explicit addresses, or changes nothing. The host's name in DNS is
+    /// `nickname` unless the request has one.
+    pub(crate) async fn expose(
+        &self,
+        request: ExposeRequest,
+        nickname: &str,
+    ) -> Result<Attachment, ApiError> {
+        self.wait_restored().await;
+        if let Some(ranges) = self.ranges().await {
+            check_prefixes(&request.addresses, &ranges)?;
+        }
+        let mut inner = self.lock_for_request().await?;
+        let before = inner.saved.get(ID).map(|saved| saved.attachment.name.clone());
+        let name = match request.name {
+            Some(name) => name,
+            None => before.unwrap_or_else(|| printable(nickname)),
+        };
+        check_name("name", &name)?;
+        let wanted = Wanted {
+            sandbox: nowhere(ID.into(), name.clone()),
+            maker: Maker::Host,
+            aliases: Vec::new(),
+            name,
+            interface: EXPOSED_INTERFACE.into(),
+            mac: None,
+            addresses: request.addresses,
+            enable_ipv6: request.ipv6,
+            multicast_route: false,
+        };
+        Ok(self.put_in(&mut inner, wanted).await?.shown())
+    }
+
+    /// Serves `weft hide`: takes back these addresses, or all. A host that is not exposed has nothing to hide.
+    ///
+    /// The kernel comes first: an address that is free for others is on no device of this host.
+    pub(crate) async fn hide(&self, request: HideRequest) -> Result<Hidden, ApiError> {
+        self.wait_restored().await;
+        let mut inner = self.lock_for_request().await?;
+        let Some(saved) = inner.saved.get(ID).cloned() else { return hidden_none(&request) };
+        let (hidden, kept) = divided(&saved.attachment.addresses, &request.addresses)?;
+        if kept.is_empty() {
+            self.end_exposure(&mut inner, saved).await?;
+        } else {
+            self.hide_some(&mut inner, saved, &hidden, kept).await?;
+        }
+        Ok(Hidden { addresses: hidden })
+    }
+
+    async fn hide_some(
+        &self,
+        inner: &mut Inner,
+        before: Saved,
+        hidden: &[IpNet],
+        kept: Vec<IpNet>,
+    ) -> Result<(), ApiError> {
+        let removed = self.kernel.remove_host_addresses(EXPOSED_INTERFACE, hidden).await;
+        removed.map_err(kernel_refusal)?;
+        let mut after = before.clone();
+        after.attachment.addresses.clone_from(&kept);
+        let mut all = inner.saved.clone();
+        all.insert(ID.into(), after.clone());
+        if let Err(error) = self.saving.save(all).await {
+            self.put_in_again(inner, before).await;
+            return Err(error);
+        }
+        inner.saved.insert(ID.into(), after.clone());
+        let (owner, addresses) = (ID.into(), hidden.to_vec());
+        self.tell(Request::ReleaseSome { owner, addresses, kept }).await;
+        if after.is_attached() {
+            self.tell(Request::Announce { attachment: after.shown().into() }).await;
+        }
+        Ok(())
+    }
+
+    async fn end_exposure(&self, inner: &mut Inner, saved: Saved) -> Result<(), ApiError> {
+        let removed = self.remove_both_ends(&saved.host_interface).await;
+        let ended = match removed.map_err(kernel_refusal) {
+            Ok(()) => self.end(inner, ID).await,
+            Err(error) => Err(error),
+        };
+        if ended.is_err() {
+            self.put_in_again(inner, saved).await;
+        }
+        ended
+    }
+
+    async fn remove_both_ends(&self, host_interface: &str) -> Result<(), KernelError> {
+        for end in [host_interface, EXPOSED_INTERFACE] {
+            match self.kernel.detach(end).await {
+                // Another program's device of that name was never ours.
+                Ok(_) | Err(KernelError::NameTaken { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Exposes the host as before, since a change of it failed.
+    async fn put_in_again(&self, inner: &mut Inner, mut saved: Saved) {
+        self.plug_in_or_say(&mut saved).await;
+        inner.saved.insert(ID.into(), saved);
+    }
+
+    /// A daemon that was killed while it ended the exposure may have left the interface.
+    pub(super) async fn end_lost_exposure(&self, inner: &Inner) {
+        if inner.saved.contains_key(ID) {
+            return;
+        }
+        if let Err(error) = self.kernel.detach(EXPOSED_INTERFACE).await {
+            tracing::debug!(%error, "an interface of that name is not Weft's");
+        }
+    }
+
+    /// Makes the host's pair, or restores it.
+    pub(super) async fn plug_in_host(
+        &self,
+        saved: &mut Saved,
+        spec: &AttachSpec,
+    ) -> Result<(), KernelError> {
+        saved.note(self.kernel.expose(spec).await?);
+        self.engine.add_port(&saved.host_interface).await?;
+        self.shortcuts.plugged_in();
+        Ok(())
+    }
+
+    /// Refuses addresses whose networks and this host's routes lead to the same addresses: the host would lose these,
+    /// or its peers.
+    pub(super) async fn look_at_host_routes(&self, saved: &Saved) -> Result<(), AttachError> {
+        let overlaps = self.kernel.host_overlaps(&spec_of(saved)).await?;
+        let Some(overlap) = overlaps.first() else { return Ok(()) };
+        let (network, route) = (overlap.network, &overlap.route);
+        Err(AttachError::HostRoute(format!(
+            "this host reaches {} by a route via {}, and would reach {network} by {EXPOSED_INTERFACE}",
+            route.destination, route.interface
+        )))
+    }
+}
+
+/// Refuses a prefix that is shorter than its range's: the host would reach foreign addresses by the network.
+fn check_prefixes(addresses: &[IpNet], ranges: &Ranges) -> Result<(), ApiError> {
+    for address in addresses {
+        let range = ranges.all().find(|range| range.contains(&address.addr()));
+        if let Some(range) = range.filter(|range| address.prefix_len() < range.prefix_len()) {
+            let (ip, fit) = (address.addr(), range.prefix_len());
+            let text = format!("{address} is wider than the range {range}: give {ip}/{fit}");
+            return Err(ApiError::new(ErrorKind::BadRequest, text));
+        }
+    }
+    Ok(())
+}
+
+/// Those of a host's addresses that are to be hidden, and the others. Nothing asked for means all.
+fn divided(has: &[IpNet], asked: &[IpAddr]) -> Result<(Vec<IpNet>, Vec<IpNet>), ApiError> {
+    let is_known = |address: &&IpAddr| has.iter().any(|net| net.addr() == **address);
+    if let Some(other) = asked.iter().find(|address| !is_known(address)) {
+        return Err(not_exposed(*other));
+    }
+    Ok(has.iter().partition(|net| asked.is_empty() || asked.contains(&net.addr())))
+}
+
+fn hidden_none(request: &HideRequest) -> Result<Hidden, ApiError> {
+    match request.addresses.first() {
+        Some(address) => Err(not_exposed(*address)),
+        None => Ok(Hidden { addresses: Vec::new() }),
+    }
+}
+
+fn not_exposed(address: IpAddr) -> ApiError {
+    let text = format!(
+        "{address} is not an address that weft expose gave this host; weft ps lists those (made by expose)"
+    );
+    ApiError::new(ErrorKind::NotFound, text)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn nets(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn all_addresses_are_hidden_or_those_named_and_no_others() {
+        let has = nets(&["10.32.0.5/12", "fd00::a20:5/64"]);
+        assert_eq!(divided(&has, &[]).unwrap(), (has.clone(), Vec::new()));
+        let (hidden, kept) = divided(&has, &["fd00::a20:5".parse().unwrap()]).unwrap();
+        assert_eq!((hidden, kept), (nets(&["fd00::a20:5/64"]), nets(&["10.32.0.5/12"])));
+        let refused = divided(&has, &["10.32.0.6".parse().unwrap()]).unwrap_err();
+        assert!(refused.kind == ErrorKind::NotFound && refused.error.contains("10.32.0.6"));
+    }
+
+    #[test]
+    fn a_prefix_wider_than_the_range_is_refused() {
+        let (v4, v6) = ("10.32.0.0/12".parse().unwrap(), "fd00:1::/64".parse().unwrap());
+        let ranges = Ranges { v4, v6: Some(v6), waiting: None };
+        check_prefixes(&nets(&["10.32.0.5/12", "10.32.0.5/24", "192.0.2.1/8"]), &ranges).unwrap();
+        let refused = check_prefixes(&nets(&["10.32.0.5/8"]), &ranges).unwrap_err();
+        assert!(refused.error.contains("10.32.0.5/12"), "{}", refused.error);
+    }
+}
