@@ -27,8 +27,8 @@ const NO_DROPS: [&str; 2] = ["guard_age_ms", "guard_restored"];
 /// # Errors
 /// There is no such rule.
 pub fn guard_dropped(host: &Host, direction: &str) -> anyhow::Result<u64> {
-    // Where nft is slow, the daemon answers with the counters that it has. The second answer has those that the first
-    // question led it to read.
+    // The daemon answers with the last known counters while nft is slow. The first request makes it read them, the
+    // second gets the result.
     host.weft_json(&["report"])?;
     std::thread::sleep(COUNTED);
     let report = host.weft_json(&["report"])?;
