@@ -58,7 +58,7 @@ impl Attachments {
             name,
             interface: key.interface.clone(),
             maker: Maker::Cni { key, started_ns },
-            aliases: fit_aliases(wishes.aliases.iter().map(String::as_str)),
+            aliases: fit_aliases(&wishes.aliases),
             mac: wishes.mac,
             addresses,
             enable_ipv6: false,

@@ -116,8 +116,7 @@ impl Attachments {
         for (id, saved) in &inner.saved {
             let Maker::Docker { endpoint } = &saved.maker else { continue };
             let Some(EndpointNames { name, aliases }) = names.get(endpoint) else { continue };
-            let (name, aliases) =
-                (printable(name), fit_aliases(aliases.iter().map(String::as_str)));
+            let (name, aliases) = (printable(name), fit_aliases(aliases));
             if (&name, &aliases) != (&saved.attachment.name, &saved.attachment.aliases) {
                 renamed.push((id.clone(), name, aliases));
             }

@@ -142,7 +142,7 @@ impl Lists {
             // Without an answer it was removed meanwhile, and its endpoints before it.
             if let Some(network) = self.get::<Network>(&path).await? {
                 for (container, endpoint) in network.containers.iter().flatten() {
-                    let aliases = self.aliases_of(container, &endpoint.id).await?;
+                    let aliases = self.aliases_of(container, &endpoint.id).await;
                     let name = endpoint.name.clone();
                     names.insert(endpoint.id.clone(), EndpointNames { name, aliases });
                 }
@@ -154,22 +154,23 @@ impl Lists {
         Ok(Some(Networks { ours: listed, names, has_ready }))
     }
 
-    /// The aliases of a container's endpoint; none if the container is gone, or is not a container of this engine.
-    async fn aliases_of(&self, container: &str, endpoint: &str) -> Result<Vec<String>, String> {
+    /// The aliases of a container's endpoint. None for now if the engine does not tell: one container that it cannot
+    /// inspect must not hold up the comparison of all.
+    async fn aliases_of(&self, container: &str, endpoint: &str) -> Vec<String> {
         let mut known = self.aliases.lock().await;
         if let Some(aliases) = known.get(endpoint) {
-            return Ok(aliases.clone());
+            return aliases.clone();
         }
         if !is_id(container) {
-            return Ok(Vec::new());
+            return Vec::new();
         }
         let path = format!("/containers/{container}/json");
-        let Some(found) = self.get::<Container>(&path).await? else { return Ok(Vec::new()) };
+        let Ok(Some(found)) = self.get::<Container>(&path).await else { return Vec::new() };
         let aliases = aliases_in(found, container, endpoint);
         if let Some(aliases) = &aliases {
             known.insert(endpoint.to_owned(), aliases.clone());
         }
-        Ok(aliases.unwrap_or_default())
+        aliases.unwrap_or_default()
     }
 
     /// Creates the ready network in Docker, as `docker network create -d weft --ipam-driver weft --subnet RANGE weft`
