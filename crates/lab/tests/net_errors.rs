@@ -260,7 +260,11 @@ fn a_daemon_that_is_led_out_of_its_directories_writes_nothing() -> anyhow::Resul
     }
     let outside = lab.sandbox.directory().join("outside");
     let way = host.state_directory().join("attachments.json.new");
-    std::os::unix::fs::symlink(&outside, &way)?;
+    // A daemon that has just started writes this very file, once.
+    let written = host.state_directory().join("attachments.json");
+    weft_bench::sandbox::wait_until("the daemon's first write", Duration::from_secs(10), || {
+        written.exists() && std::os::unix::fs::symlink(&outside, &way).is_ok()
+    })?;
     let refused = host.add_container("c1").map(|_| ()).expect_err("what is not kept is refused");
     assert!(refused.to_string().contains("Permission denied"), "{refused}");
     assert!(!outside.exists(), "it wrote out of its directories");
