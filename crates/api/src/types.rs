@@ -275,6 +275,12 @@ pub struct Attachment {
     pub mac: String,
     /// Its addresses with prefix length.
     pub addresses: Vec<IpNet>,
+    /// Where its default routes lead, at most one address of each family; none: Weft made no such route.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gateways: Vec<IpAddr>,
+    /// Of the host itself: it translates the addresses of containers that leave the network through it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub masquerade: bool,
     /// Its MTU, bytes.
     pub mtu: u16,
     /// How it is attached: `bridge`, by the switch alone, or `direct`.
@@ -304,6 +310,10 @@ pub struct Attachment {
     /// Unexpected conditions of the interface, each with a remedy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 fn attached() -> String {
@@ -482,6 +492,9 @@ pub struct AttachRequest {
     /// Enable IPv6 on the interface where the container has it disabled.
     #[serde(default)]
     pub ipv6: bool,
+    /// Make this host's address on the network the container's default route.
+    #[serde(default)]
+    pub default_route: bool,
 }
 
 /// Body of `POST /v1/detach`.
@@ -514,6 +527,9 @@ pub struct ExposeRequest {
     /// Enable IPv6 on the interface where the host has it disabled.
     #[serde(default)]
     pub ipv6: bool,
+    /// Whether containers leave the network with this host's address; none: as before, at first not.
+    #[serde(default)]
+    pub masquerade: Option<bool>,
 }
 
 /// Body of `POST /v1/hide`.

@@ -102,7 +102,7 @@ async fn run_async(
 
 /// Starts the services beside the core.
 fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) -> Supervisor {
-    use crate::services::attach::{bypass, kept, shortcuts};
+    use crate::services::attach::{bypass, kept, shortcuts, way_out};
     let mut all = Supervisor::new(daemon.services.clone(), daemon.health.clone());
     let (daemon, kernel) = (Arc::clone(daemon), kernel.clone());
     let attachments = Arc::clone(&daemon.attachments);
@@ -124,6 +124,7 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     start!("bypass", [attachments], |pulse| bypass::keep_looking(attachments, pulse));
     start!("retries", [attachments], |pulse| kept::keep_trying(attachments, pulse));
     start!("mending", [kernel, attachments], |pulse| keep_interfaces(kernel, attachments, pulse));
+    start!("way out", [kernel, attachments], |pulse| way_out::keep(kernel, attachments, pulse));
     start!("state files", [daemon], |pulse| keep_saving(daemon, pulse));
     start!("routes", [daemon, kernel], |pulse| watch_routes(daemon, kernel, pulse));
     start!("loops", [daemon, attachments], |pulse| {

@@ -174,6 +174,16 @@ pub enum KernelError {
         "the kernel has no Open vSwitch datapath: install and load the module openvswitch, or choose --switch bridge"
     )]
     OdpMissing,
+    /// Configuration of the container: another program or its owner routes it out of the network.
+    #[error(
+        "the container has another {family} default route than the one through {interface}: remove that route, or leave the default route out"
+    )]
+    DefaultRoute {
+        /// `IPv4` or `IPv6`.
+        family: &'static str,
+        /// The interface on the network.
+        interface: String,
+    },
     /// Configuration of the host: it cannot tell frames for other hosts from the rest in a container.
     #[error("cannot create a direct port for the container: {why}; choose --port-mode bridge")]
     NoDirectPort {

@@ -204,6 +204,41 @@ fn the_plugin_keeps_the_specifications_promises() -> anyhow::Result<()> {
 }
 
 #[test]
+fn a_container_leaves_the_network_through_its_host() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[])?;
+    let host = lab.host(0);
+    let plugin = Plugin::of(&lab, host)?;
+    let namespace = lab.sandbox.add_netns("cni")?;
+    host.netns().exec(&["sysctl", "-qw", "net.ipv4.ip_forward=0"])?.success()?;
+    let wish = json!({ "isDefaultGateway": true, "ipMasq": true });
+    let (code, answer) = plugin.run("ADD", "a", Some(&namespace), &wish)?;
+    let text = answer.to_string();
+    ensure!(code != 0 && text.contains("net.ipv4.ip_forward=1"), "{text}");
+    ensure!(attached(host)?.is_empty(), "the failed ADD left something");
+    host.netns().exec(&["sysctl", "-qw", "net.ipv4.ip_forward=1"])?.success()?;
+    let added = plugin.good_with("ADD", "a", Some(&namespace), &wish)?;
+    let exposed = attached(host)?.into_iter().find(|it| it["made_by"] == "expose");
+    let exposed = exposed.context("the host is not exposed")?;
+    let gateway = exposed["addresses"][0].as_str().and_then(|it| it.split('/').next());
+    ensure!(added["ips"][0]["gateway"].as_str() == gateway, "{added} {exposed}");
+    let route = json!({ "dst": "0.0.0.0/0", "gw": gateway });
+    ensure!(added["routes"] == json!([route]), "{added}");
+    ensure!(exposed["masquerade"] == true, "{exposed}");
+    let dns = &added["dns"];
+    ensure!(dns["nameservers"][0].as_str() == gateway && dns["domain"] == "weft.local", "{added}");
+    // The other host's own address has no way back to containers.
+    let other = lab.host(1).ipv4().to_string();
+    try_wait_until("the container to reach the underlay", LIMIT, || {
+        let ping = ["ping", "-n", "-c", "1", "-W", "1", &other];
+        Ok(namespace.exec(&ping).is_ok_and(|it| it.status.success()))
+    })?;
+    plugin.good_with("CHECK", "a", Some(&namespace), &json!({ "prevResult": added }))?;
+    plugin.good("DEL", "a", Some(&namespace))?;
+    host.weft(&["hide"])?.success()?;
+    wait_detached(host)
+}
+
+#[test]
 fn a_del_succeeds_while_the_daemon_is_down_and_is_made_up_for() -> anyhow::Result<()> {
     let lab = Lab::pair(&[])?;
     let host = lab.host(0);

@@ -46,7 +46,7 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         })
         .on(call::Expose, async |d: State, request| {
             let daemon = Arc::clone(&d);
-            let expose = async move { d.attachments.expose(request, &d.settings.nickname).await };
+            let expose = async move { d.attachments.expose(request).await };
             change(&daemon, expose).await
         })
         .on(call::Hide, async |d: State, request| {

@@ -1,9 +1,9 @@
-//! The accept rule for the bridge where br_netfilter makes iptables filter bridged frames.
+//! Accept rules where iptables filters what this host passes on.
 //!
-//! With `bridge-nf-call-iptables` on (Docker and Kubernetes switch it on), frames between two ports of a
-//! bridge pass the FORWARD chain. Docker's policy there is DROP. This is the only place where Weft writes
-//! into other programs' tables. It adds a single rule, identified by its comment, in `DOCKER-USER` where that
-//! exists, else in `FORWARD`.
+//! Docker's policy in the FORWARD chain is DROP. With `bridge-nf-call-iptables` on (Docker and Kubernetes switch it
+//! on), frames between two ports of a bridge pass that chain. So do packets that leave the network through this
+//! host. This is the only place where Weft writes into other programs' tables. It adds rules, identified by their
+//! comment, in `DOCKER-USER` where that exists, else in `FORWARD`.
 
 use std::{path::Path, time::Duration};
 
@@ -16,8 +16,11 @@ use super::{
 };
 use crate::{error::KernelError, handle::Kernel, net::link::check_name};
 
-/// The comment of our rule.
+/// The comment of the rule for a bridge.
 pub const FORWARD_COMMENT: &str = "weft";
+/// The comment of the rules for a way out of the network.
+const THROUGH_COMMENT: &str = "weft-through";
+const COMMENTS: [&str; 2] = [FORWARD_COMMENT, THROUGH_COMMENT];
 /// How often to check whether br_netfilter became active or the legacy iptables tables changed, neither of
 /// which sends a notice; in milliseconds.
 const POLL_MS: u64 = 3_000;
@@ -88,11 +91,21 @@ fn text(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Keeps the accept rule for one bridge, where one is needed.
+/// Keeps accept rules, where they are needed.
 pub struct ForwardRule {
     kernel: Kernel,
-    bridge: String,
+    comment: &'static str,
+    accepted: Vec<Accepted>,
+    /// For routed packets, which iptables sees without br_netfilter.
+    routed: bool,
     last: Option<Situation>,
+}
+
+/// The packets that one rule accepts, by their interfaces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Accepted {
+    from: Option<String>,
+    to: Option<String>,
 }
 
 impl ForwardRule {
@@ -101,13 +114,36 @@ impl ForwardRule {
     /// # Errors
     /// [`KernelError::InvalidName`].
     pub fn new(kernel: Kernel, bridge: &str) -> Result<Self, KernelError> {
-        check_name(bridge)?;
-        Ok(Self { kernel, bridge: bridge.to_owned(), last: None })
+        let bridge = Some(bridge.to_owned());
+        let frames = Accepted { from: bridge.clone(), to: bridge };
+        Self::of(kernel, FORWARD_COMMENT, vec![frames], false)
     }
 
-    /// Adds the rule where it is needed and missing, and takes it away where it is not needed any
-    /// more. It is needed where br_netfilter is active and the FORWARD chain has the policy DROP or
-    /// any rule. True if something was changed.
+    /// For packets that this host passes on from this interface or to it. Nothing is changed.
+    ///
+    /// # Errors
+    /// [`KernelError::InvalidName`].
+    pub fn through(kernel: Kernel, interface: &str) -> Result<Self, KernelError> {
+        let interface = Some(interface.to_owned());
+        let out = Accepted { from: interface.clone(), to: None };
+        let back = Accepted { from: None, to: interface };
+        Self::of(kernel, THROUGH_COMMENT, vec![out, back], true)
+    }
+
+    fn of(
+        kernel: Kernel,
+        comment: &'static str,
+        accepted: Vec<Accepted>,
+        routed: bool,
+    ) -> Result<Self, KernelError> {
+        let names = accepted.iter().flat_map(|it| it.from.iter().chain(&it.to));
+        names.into_iter().try_for_each(|name| check_name(name))?;
+        Ok(Self { kernel, comment, accepted, routed, last: None })
+    }
+
+    /// Adds rules where they are needed and missing, and removes them where they are not needed any more. They
+    /// are needed where iptables sees the packets, and its FORWARD chain has the policy DROP or any rule. True if
+    /// something was changed.
     ///
     /// # Errors
     /// [`KernelError::NftMissing`], [`KernelError::NftRefused`], [`KernelError::Program`],
@@ -153,7 +189,12 @@ impl ForwardRule {
     /// # Errors
     /// [`KernelError::Socket`] if the kernel gives no socket.
     pub fn watch(&self) -> Result<NftWatch, KernelError> {
-        self.kernel.nft_watch(FAMILIES.iter().map(|family| family.table).collect(), None)
+        self.kernel.nft_watch(self.tables().collect(), None)
+    }
+
+    /// The tables that the rules may be in.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = Table> + use<> {
+        FAMILIES.iter().map(|family| family.table)
     }
 
     /// Waits until the rule had to be added or removed, and returns when that is done. Causes: another
@@ -180,11 +221,12 @@ impl ForwardRule {
     fn look(&self) -> Result<Situation, KernelError> {
         let home = &self.kernel.inner.home;
         let path = Path::new("/proc/sys/net/bridge");
+        let routed = self.routed;
         namespace::run_in(home, || {
             let has_filter =
                 |family: &Family| text(family.legacy_names).lines().any(|n| n == "filter");
             Situation {
-                active: FAMILIES.each_ref().map(is_active),
+                active: FAMILIES.each_ref().map(|family| routed || is_active(family)),
                 legacy: FAMILIES.each_ref().map(has_filter),
             }
         })
@@ -200,47 +242,33 @@ impl ForwardRule {
             Err(error) => return Err(error),
         };
         let wanted = if active { chain_for_rule(&listing) } else { None };
-        let ours: Vec<&Value> =
-            listing.of("rule").filter(|rule| rule["comment"] == FORWARD_COMMENT).collect();
-        let is_wanted = |rule: &&Value| {
-            wanted.is_some_and(|chain| rule["chain"] == chain) && self.is_rule(&rule["expr"])
-        };
-        let kept = ours.iter().position(is_wanted);
+        let mut surplus: Vec<&Value> =
+            listing.of("rule").filter(|rule| rule["comment"] == self.comment).collect();
         let mut commands = Vec::new();
-        for (_, rule) in ours.iter().enumerate().filter(|(index, _)| kept != Some(*index)) {
+        for accepted in &self.accepted {
+            let is_wanted = |rule: &&Value| {
+                wanted.is_some_and(|chain| rule["chain"] == chain)
+                    && accepted.is_rule(&rule["expr"])
+            };
+            match (wanted, surplus.iter().position(is_wanted)) {
+                (_, Some(kept)) => drop(surplus.remove(kept)),
+                (Some(chain), None) => {
+                    let (comment, expr) = (self.comment, accepted.expression());
+                    let fields = json!({ "chain": chain, "comment": comment, "expr": expr });
+                    commands.push(json!({ "insert": family.table.part("rule", fields) }));
+                }
+                (None, None) => {}
+            }
+        }
+        for rule in surplus {
             let fields = json!({ "chain": rule["chain"], "handle": rule["handle"] });
             commands.push(json!({ "delete": family.table.part("rule", fields) }));
-        }
-        if let (Some(chain), None) = (wanted, kept) {
-            let fields =
-                json!({ "chain": chain, "comment": FORWARD_COMMENT, "expr": self.expression() });
-            commands.push(json!({ "insert": family.table.part("rule", fields) }));
         }
         if commands.is_empty() {
             return Ok(false);
         }
-        let doing =
-            format!("write the accept rule of {} into {}", self.bridge, family.table.family);
+        let doing = format!("write the accept rules of Weft into {}", family.table.family);
         self.kernel.nft_apply(commands, &doing).await.map(|()| true)
-    }
-
-    /// As iptables-nft writes it, so that `iptables -S` shows it.
-    fn expression(&self) -> Value {
-        let interface = |key: &str| {
-            let left = json!({ "meta": { "key": key } });
-            json!({ "match": { "op": "==", "left": left, "right": self.bridge } })
-        };
-        let counter = json!({ "counter": { "packets": 0, "bytes": 0 } });
-        json!([interface("iifname"), interface("oifname"), counter, { "accept": null }])
-    }
-
-    /// Whether this is our rule's expression; ignores its counter.
-    fn is_rule(&self, expression: &Value) -> bool {
-        let without_counter = |expression: &Value| -> Vec<Value> {
-            let parts = expression.as_array().into_iter().flatten();
-            parts.filter(|part| part.get("counter").is_none()).cloned().collect()
-        };
-        without_counter(expression) == without_counter(&self.expression())
     }
 
     async fn reconcile_legacy(&self, family: &Family, active: bool) -> Result<bool, KernelError> {
@@ -252,34 +280,37 @@ impl ForwardRule {
             return Ok(false);
         };
         let wanted = if active { legacy_chain_for_rule(&rules) } else { None };
-        let mut present = false;
         let mut changed = false;
-        for chain in [CHAIN_USER, CHAIN_FORWARD] {
-            let line = format!("-A {chain} {}", self.legacy_rule().join(" "));
-            for _ in rules.lines().filter(|found| found.trim() == line) {
-                if wanted == Some(chain) && !present {
-                    present = true;
-                    continue;
+        for accepted in &self.accepted {
+            let rule = accepted.legacy(self.comment);
+            let mut present = false;
+            for chain in [CHAIN_USER, CHAIN_FORWARD] {
+                let line = format!("-A {chain} {}", rule.join(" "));
+                for _ in rules.lines().filter(|found| found.trim() == line) {
+                    if wanted == Some(chain) && !present {
+                        present = true;
+                        continue;
+                    }
+                    self.change_legacy(family, &["-D", chain], &rule).await?;
+                    changed = true;
                 }
-                self.change_legacy(family, &["-D", chain]).await?;
+            }
+            if let (Some(chain), false) = (wanted, present) {
+                self.change_legacy(family, &["-I", chain], &rule).await?;
                 changed = true;
             }
-        }
-        if let (Some(chain), false) = (wanted, present) {
-            self.change_legacy(family, &["-I", chain]).await?;
-            changed = true;
         }
         Ok(changed)
     }
 
-    fn legacy_rule(&self) -> [&str; 10] {
-        let bridge = self.bridge.as_str();
-        ["-i", bridge, "-o", bridge, "-m", "comment", "--comment", FORWARD_COMMENT, "-j", "ACCEPT"]
-    }
-
-    async fn change_legacy(&self, family: &Family, command: &[&str]) -> Result<(), KernelError> {
+    async fn change_legacy(
+        &self,
+        family: &Family,
+        command: &[&str],
+        rule: &[&str],
+    ) -> Result<(), KernelError> {
         self.kernel.count_change();
-        self.run_legacy(family, &[command, &self.legacy_rule()].concat()).await.map(|_| ())
+        self.run_legacy(family, &[command, rule].concat()).await.map(|_| ())
     }
 
     /// Runs the program and returns its output, or `None` if it is not installed.
@@ -291,7 +322,7 @@ impl ForwardRule {
         const WAIT_FOR_LOCK_S: &str = "5";
         let arguments = [&["-w", WAIT_FOR_LOCK_S, "-t", "filter"], arguments].concat();
         let program = family.legacy_program;
-        let doing = "read or write the accept rule of the bridge";
+        let doing = "read or write the accept rules of Weft";
         let home = &self.kernel.inner.home;
         let Some(output) = run_program(home, program, &arguments, None, doing).await? else {
             return Ok(None);
@@ -305,10 +336,40 @@ impl ForwardRule {
     }
 }
 
+impl Accepted {
+    /// As iptables-nft writes it, so that `iptables -S` shows it.
+    fn expression(&self) -> Value {
+        let ends = [("iifname", &self.from), ("oifname", &self.to)];
+        let ends = ends.into_iter().filter_map(|(key, name)| Some((key, name.as_ref()?)));
+        let matches = ends.map(|(key, name)| {
+            let left = json!({ "meta": { "key": key } });
+            json!({ "match": { "op": "==", "left": left, "right": name } })
+        });
+        let counter = json!({ "counter": { "packets": 0, "bytes": 0 } });
+        matches.chain([counter, json!({ "accept": null })]).collect()
+    }
+
+    /// Whether this is the rule's expression; ignores its counter.
+    fn is_rule(&self, expression: &Value) -> bool {
+        let without_counter = |expression: &Value| -> Vec<Value> {
+            let parts = expression.as_array().into_iter().flatten();
+            parts.filter(|part| part.get("counter").is_none()).cloned().collect()
+        };
+        without_counter(expression) == without_counter(&self.expression())
+    }
+
+    fn legacy<'a>(&'a self, comment: &'a str) -> Vec<&'a str> {
+        let ends = [("-i", &self.from), ("-o", &self.to)];
+        let ends = ends.into_iter().filter_map(|(key, name)| Some([key, name.as_deref()?]));
+        let accept = ["-m", "comment", "--comment", comment, "-j", "ACCEPT"];
+        ends.flatten().chain(accept).collect()
+    }
+}
+
 /// The chain of an iptables-nft table that the rule belongs in, if FORWARD has any rules.
 fn chain_for_rule(listing: &Listing) -> Option<&'static str> {
     let forward = listing.of("chain").find(|chain| chain["name"] == CHAIN_FORWARD)?;
-    let is_foreign = |rule: &Value| rule["comment"] != FORWARD_COMMENT;
+    let is_foreign = |rule: &Value| COMMENTS.iter().all(|ours| rule["comment"] != *ours);
     let mut rules = listing.of("rule").filter(|rule| rule["chain"] == CHAIN_FORWARD);
     if forward["hook"] != "forward" || (forward["policy"] != "drop" && !rules.any(is_foreign)) {
         return None;
@@ -319,9 +380,10 @@ fn chain_for_rule(listing: &Listing) -> Option<&'static str> {
 
 /// The same for the output of `iptables-legacy -S`.
 fn legacy_chain_for_rule(rules: &str) -> Option<&'static str> {
-    let comment = format!("--comment {FORWARD_COMMENT} ");
+    let comments = COMMENTS.map(|comment| format!("--comment {comment} "));
+    let is_ours = |line: &str| comments.iter().any(|comment| line.contains(comment));
     let judges = |line: &str| {
-        line == "-P FORWARD DROP" || (line.starts_with("-A FORWARD ") && !line.contains(&comment))
+        line == "-P FORWARD DROP" || (line.starts_with("-A FORWARD ") && !is_ours(line))
     };
     if !rules.lines().map(str::trim).any(judges) {
         return None;

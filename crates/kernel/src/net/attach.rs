@@ -1,6 +1,7 @@
 //! Plugging a container (or any network namespace) into the bridge.
 
 use std::{
+    net::IpAddr,
     os::fd::{AsFd, AsRawFd},
     path::{Path, PathBuf},
 };
@@ -54,6 +55,9 @@ pub struct AttachSpec {
     /// Switch IPv6 on for the container's device where the container has it off and there are IPv6
     /// addresses; else the device does without them.
     pub enable_ipv6: bool,
+    /// The default routes lead to these addresses, at most one of each family. Each is in the network of one of
+    /// `addresses`.
+    pub gateways: Vec<IpAddr>,
     /// Route multicast (224.0.0.0/4, and ff00::/8 if there is an IPv6 address) into the network.
     pub multicast_route: bool,
     /// The bridge, made by [`Kernel::ensure_bridge`]; `None` leaves the host's end to the ODP
@@ -419,6 +423,11 @@ pub(super) async fn set_up_network(
     let wants_ipv6 = spec.addresses.iter().any(|address| address.addr().is_ipv6());
     let ipv6 = if wants_ipv6 { switch_ipv6_on(spec, namespace)? } else { Ok(()) };
     set_up_addresses(spec, device, inside, ipv6.is_ok()).await?;
+    let is_there = |gateway: &IpAddr| gateway.is_ipv4() || ipv6.is_ok();
+    let gateways: Vec<IpAddr> = spec.gateways.iter().copied().filter(is_there).collect();
+    if !gateways.is_empty() {
+        inside.set_default_routes(device, &gateways).await?;
+    }
     if spec.multicast_route {
         let ipv6 = wants_ipv6 && ipv6.is_ok();
         inside.ensure_multicast_routes(device, ipv6).await?;

@@ -1,4 +1,4 @@
-//! Routes: the host's, which Weft only reads, and the multicast routes of containers.
+//! Routes: the host's, which Weft only reads, and the multicast and default routes of containers.
 
 use std::{
     collections::HashMap,
@@ -305,6 +305,49 @@ impl Socket {
         Ok(())
     }
 
+    /// Makes Weft's default routes of a container through `link` lead to these gateways, and to no others.
+    ///
+    /// # Errors
+    /// [`KernelError::DefaultRoute`] if the container has another default route, or the kernel's refusal.
+    pub(crate) async fn set_default_routes(
+        &self,
+        link: &Link,
+        gateways: &[IpAddr],
+    ) -> Result<(), KernelError> {
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let gateway = gateways.iter().find(|gateway| family_of(**gateway) == family);
+            let present = self.routes(family).await?;
+            let ours = present.iter().filter(|route| is_our_default(route, link));
+            let (kept, stale): (Vec<_>, Vec<_>) =
+                ours.partition(|route| gateway_of(route) == gateway.copied());
+            for route in stale {
+                let request = RouteNetlinkMessage::DelRoute(route.clone());
+                let doing = format!("remove the default route through device {}", link.name);
+                self.change(request, 0).await.map_err(|error| error.while_doing(doing))?;
+            }
+            if let (Some(gateway), true) = (gateway, kept.is_empty()) {
+                self.add_default_route(link, *gateway).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn add_default_route(&self, link: &Link, gateway: IpAddr) -> Result<(), KernelError> {
+        let request = RouteNetlinkMessage::NewRoute(default_route(link, gateway));
+        match self.change(request, NLM_F_CREATE | NLM_F_EXCL).await {
+            Err(error) if error.is(Errno::EXIST) => {
+                let family = if gateway.is_ipv4() { "IPv4" } else { "IPv6" };
+                Err(KernelError::DefaultRoute { family, interface: link.name.clone() })
+            }
+            Err(error) => {
+                let doing =
+                    format!("add the default route to {gateway} through device {}", link.name);
+                Err(error.while_doing(doing))
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
     async fn add_route(&self, route: RouteMessage, link: &Link) -> Result<(), KernelError> {
         let text = format!("add the multicast route through device {}", link.name);
         let request = RouteNetlinkMessage::NewRoute(route);
@@ -350,6 +393,37 @@ fn multicast_v4(link: &Link) -> RouteMessage {
         RouteAttribute::Oif(link.index),
     ];
     route
+}
+
+fn default_route(link: &Link, gateway: IpAddr) -> RouteMessage {
+    let address = match gateway {
+        IpAddr::V4(gateway) => RouteAddress::Inet(gateway),
+        IpAddr::V6(gateway) => RouteAddress::Inet6(gateway),
+    };
+    let mut route = RouteMessage::default();
+    route.header.address_family = family_of(gateway);
+    route.header.table = RouteHeader::RT_TABLE_MAIN;
+    route.header.protocol = RouteProtocol::Other(ROUTE_PROTOCOL);
+    route.header.scope = RouteScope::Universe;
+    route.header.kind = RouteType::Unicast;
+    route.attributes = vec![RouteAttribute::Gateway(address), RouteAttribute::Oif(link.index)];
+    route
+}
+
+fn is_our_default(route: &RouteMessage, link: &Link) -> bool {
+    route.header.destination_prefix_length == 0
+        && route.header.kind == RouteType::Unicast
+        && route.header.protocol == RouteProtocol::Other(ROUTE_PROTOCOL)
+        && table_of(route) == TABLE_MAIN
+        && device_of(route) == Some(link.index)
+}
+
+fn gateway_of(route: &RouteMessage) -> Option<IpAddr> {
+    route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Gateway(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
+        RouteAttribute::Gateway(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
+    })
 }
 
 /// In the local table, where the kernel has an entry for each device already and the best one wins.

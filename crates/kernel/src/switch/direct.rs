@@ -157,6 +157,7 @@ fn pair_of(spec: &AttachSpec) -> AttachSpec {
         name: DIRECT_LOCAL_NAME.to_owned(),
         mac,
         addresses: Vec::new(),
+        gateways: Vec::new(),
         gso_max_segs: None,
         ..spec.clone()
     }

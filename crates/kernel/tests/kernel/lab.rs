@@ -315,6 +315,7 @@ pub(crate) fn attach_spec(n: u8, container: &Container) -> AttachSpec {
         mtu: MTU,
         gso_max_segs: Some(42),
         enable_ipv6: false,
+        gateways: Vec::new(),
         multicast_route: true,
         bridge: Some(BRIDGE.into()),
     }

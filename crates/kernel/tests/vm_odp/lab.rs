@@ -244,6 +244,7 @@ pub(crate) fn attach_spec(host: u8, number: u8, space: &Space) -> AttachSpec {
         mtu: MTU,
         gso_max_segs: None,
         enable_ipv6: false,
+        gateways: Vec::new(),
         multicast_route: true,
         bridge: None,
     }

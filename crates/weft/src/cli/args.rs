@@ -182,6 +182,9 @@ pub struct AttachArgs {
     /// Enable IPv6 on this interface if the container disables it (default: IPv4 only in such a container)
     #[arg(long)]
     pub ipv6: bool,
+    /// Make this host the container's default route; expose the host first
+    #[arg(long)]
+    pub default_route: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -209,6 +212,12 @@ pub struct ExposeArgs {
     /// Enable IPv6 on this interface if the host disables it (default: IPv4 only on such a host)
     #[arg(long)]
     pub ipv6: bool,
+    /// Let containers leave the network through this host, with its address
+    #[arg(long, conflicts_with = "no_masquerade")]
+    pub masquerade: bool,
+    /// End --masquerade
+    #[arg(long)]
+    pub no_masquerade: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -228,6 +237,9 @@ pub struct HideArgs {
 /// `weft run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
+    /// Make this host the default route; expose the host first
+    #[arg(long)]
+    pub default_route: bool,
     /// Addresses to assign (default: the next free ones)
     #[arg(value_name = "ADDRESS/LENGTH")]
     pub addresses: Vec<IpNet>,

@@ -56,6 +56,7 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
                 name: None,
                 no_multicast_route: args.no_multicast_route,
                 ipv6: args.ipv6,
+                default_route: args.default_route,
             };
             let attachment: Attachment = daemon.call::<call::Attach>(&request).await?;
             output::notes(&attachment);
@@ -110,8 +111,9 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
 }
 
 async fn expose(args: ExposeArgs, daemon: &Client) -> anyhow::Result<()> {
-    let ExposeArgs { addresses, name, ipv6, json } = args;
-    let request = ExposeRequest { addresses, name, ipv6 };
+    let ExposeArgs { addresses, name, ipv6, masquerade, no_masquerade, json } = args;
+    let masquerade = (masquerade || no_masquerade).then_some(masquerade);
+    let request = ExposeRequest { addresses, name, ipv6, masquerade };
     let attachment: Attachment = daemon.call::<call::Expose>(&request).await?;
     output::notes(&attachment);
     output::print(json, &attachment, output::attached)

@@ -28,6 +28,7 @@ pub(super) fn run(args: RunArgs, runtime_dir: &Path) -> anyhow::Result<ExitCode>
         name: Some(name_of(program)),
         no_multicast_route: false,
         ipv6: false,
+        default_route: args.default_route,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let attachment: Attachment = runtime.block_on(async {

@@ -141,6 +141,7 @@ mod tests {
             mtu: 1_388,
             gso_max_segs: None,
             enable_ipv6: false,
+            gateways: Vec::new(),
             multicast_route: false,
             bridge: None,
         }

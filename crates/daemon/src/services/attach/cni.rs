@@ -3,16 +3,18 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use weft_api::ExposeRequest;
 use weft_container::cni::{self, Attach, Attached, Checked, Detach, Listed, Refusal, Wishes};
 use weft_container::{Sandbox, SandboxKind};
 use weft_kernel::KernelError;
 
 use super::error::AttachError;
+use super::expose;
 use super::look;
 use super::maker::{Maker, cni_id};
 use super::names::{check_name, fit_aliases};
 use super::wanted::Wanted;
-use super::{Attachments, Saved, is_stopping, mac_of, spec_of};
+use super::{Attachments, Inner, Saved, is_stopping, mac_of, spec_of};
 use crate::core::ranges::Ranges;
 use crate::devices::NETWORK;
 
@@ -63,11 +65,15 @@ impl Attachments {
             addresses,
             enable_ipv6: false,
             multicast_route: false,
+            default_route: wishes.default_route,
+            masquerade: false,
         };
+        self.open_way_out(&mut inner, &wishes).await?;
         let saved = self.put_in(&mut inner, wanted).await;
         let saved = saved.map_err(|error| (error.refusal(), error.to_string()))?;
+        let servers = name_servers(&inner, &saved);
         drop(inner);
-        Ok(self.attached(&saved).await)
+        Ok(self.attached(&saved, servers).await)
     }
 
     /// Ends attachments for a CNI runtime; those by an ADD that started after this DEL stay.
@@ -140,7 +146,22 @@ impl Attachments {
         inner.saved.values().filter_map(look).collect()
     }
 
-    async fn attached(&self, saved: &Saved) -> Attached {
+    /// Exposes this host if a container needs it: as its gateway, or to translate its address.
+    async fn open_way_out(&self, inner: &mut Inner, wishes: &Wishes) -> Result<(), Refused> {
+        let host = inner.saved.get(expose::ID);
+        let is_open = host.is_some_and(|host| {
+            host.is_attached() && (host.attachment.masquerade || !wishes.masquerade)
+        });
+        if is_open || !(wishes.default_route || wishes.masquerade) {
+            return Ok(());
+        }
+        let masquerade = wishes.masquerade.then_some(true);
+        let request = ExposeRequest { masquerade, ..ExposeRequest::default() };
+        let exposed = self.put_host_in(inner, request).await;
+        exposed.map(drop).map_err(|error| (error.refusal(), error.to_string()))
+    }
+
+    async fn attached(&self, saved: &Saved, servers: Vec<IpAddr>) -> Attached {
         let name = saved.host_interface.clone();
         let mac = self.kernel.mac_of(&name).await.ok().flatten();
         Attached {
@@ -148,11 +169,39 @@ impl Attachments {
             mac: Some(mac_of(&saved.attachment)),
             mtu: saved.attachment.mtu.into(),
             addresses: saved.shown().addresses,
-            gateways: Vec::new(),
-            routes: Vec::new(),
-            dns: cni::Dns::default(),
+            gateways: saved.attachment.gateways.clone(),
+            routes: saved.attachment.gateways.iter().map(default_route).collect(),
+            dns: dns(&servers, &self.domain),
         }
     }
+}
+
+/// The host's addresses in a container's networks, which answer DNS.
+fn name_servers(inner: &Inner, saved: &Saved) -> Vec<IpAddr> {
+    let host = inner.saved.get(expose::ID).filter(|host| host.is_attached()).map(Saved::shown);
+    let addresses = host.into_iter().flat_map(|host| host.addresses);
+    let is_near =
+        |address: &IpAddr| saved.attachment.addresses.iter().any(|net| net.contains(address));
+    addresses.map(|net| net.addr()).filter(is_near).collect()
+}
+
+/// A resolver's settings; empty without a server, so that a runtime's own stay.
+fn dns(servers: &[IpAddr], domain: &str) -> cni::Dns {
+    if servers.is_empty() {
+        return cni::Dns::default();
+    }
+    let domain = domain.trim_end_matches('.').to_owned();
+    cni::Dns {
+        nameservers: servers.iter().map(ToString::to_string).collect(),
+        search: vec![domain.clone()],
+        domain,
+        ..cni::Dns::default()
+    }
+}
+
+fn default_route(gateway: &IpAddr) -> cni::Route {
+    let dst = if gateway.is_ipv4() { "0.0.0.0/0" } else { "::/0" };
+    cni::Route { dst: dst.to_owned(), gw: Some(gateway.to_string()), ..cni::Route::default() }
 }
 
 /// Refuses wishes that this version cannot fulfil.
@@ -168,14 +217,6 @@ fn check(wishes: &Wishes) -> Result<(), Refused> {
         let (field, value) = (field.to_owned(), value.to_owned());
         Err((Refusal::Unsupported { field, value }, why.to_owned()))
     };
-    if wishes.default_route {
-        let why = "Weft gives no way out of its network yet: leave the field out";
-        return unsupported("isDefaultGateway", "true", why);
-    }
-    if wishes.masquerade {
-        let why = "Weft gives no way out of its network yet: leave the field out";
-        return unsupported("ipMasq", "true", why);
-    }
     if let Some(port) = wishes.port_mappings.first() {
         let why = "chain the plugin portmap behind weft-cni";
         return unsupported("portMappings", &port.host_port.to_string(), why);
@@ -225,7 +266,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use ipnet::{Ipv4Net, Ipv6Net};
-    use weft_container::cni::RequestedAddress;
+    use weft_container::cni::{PortMapping, RequestedAddress};
 
     use super::*;
 
@@ -261,18 +302,32 @@ mod tests {
     }
 
     #[test]
+    fn a_runtime_is_told_the_name_servers_that_there_are() {
+        assert_eq!(dns(&[], "weft.local."), cni::Dns::default());
+        let told = dns(&["10.32.0.5".parse().unwrap()], "weft.local.");
+        assert_eq!(
+            (told.nameservers, told.domain),
+            (vec!["10.32.0.5".into()], "weft.local".into())
+        );
+        assert_eq!(told.search, ["weft.local"]);
+    }
+
+    #[test]
     fn wishes_that_cannot_be_fulfilled_are_refused_by_name() {
         let wishes = Wishes { network: "weft".into(), ..Wishes::default() };
         assert_eq!(check(&wishes), Ok(()));
         let shop = Wishes { network: "shop".into(), ..wishes.clone() };
         let (refusal, text) = check(&shop).unwrap_err();
         assert!(refusal == Refusal::Invalid && text.contains("no network shop"), "{text}");
-        for (wishes, field) in [
-            (Wishes { default_route: true, ..wishes.clone() }, "isDefaultGateway"),
-            (Wishes { masquerade: true, ..wishes }, "ipMasq"),
-        ] {
-            let (refusal, _) = check(&wishes).unwrap_err();
-            assert!(matches!(refusal, Refusal::Unsupported { field: of, .. } if of == field));
-        }
+        let port = PortMapping {
+            host_port: 80,
+            container_port: 80,
+            protocol: "tcp".into(),
+            host_ip: String::new(),
+        };
+        let wishes = Wishes { port_mappings: vec![port], ..wishes };
+        let (refusal, _) = check(&wishes).unwrap_err();
+        let of = |field: &str| field == "portMappings";
+        assert!(matches!(refusal, Refusal::Unsupported { field, .. } if of(&field)));
     }
 }

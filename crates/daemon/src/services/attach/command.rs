@@ -31,6 +31,8 @@ impl Attachments {
             addresses: request.addresses,
             enable_ipv6: request.ipv6,
             multicast_route: !request.no_multicast_route,
+            default_route: request.default_route,
+            masquerade: false,
         };
         Ok(self.put_in(&mut inner, wanted).await?.shown())
     }

@@ -23,6 +23,9 @@ pub(crate) struct Condition {
     /// Addresses that both the network and the container's own routes lead to.
     #[serde(default)]
     overlaps: Vec<String>,
+    /// Of the host itself: why containers do not leave the network through it.
+    #[serde(skip)]
+    pub(super) way_out: Vec<String>,
     /// Damage to the interface, until it is repaired.
     #[serde(skip)]
     damage: Option<String>,
@@ -64,12 +67,13 @@ impl Saved {
 
     /// The attachment as shown to others, with the addresses that the container really has.
     pub(crate) fn shown(&self) -> Attachment {
-        let Condition { no_ipv6, overlaps, damage, .. } = &self.condition;
+        let Condition { no_ipv6, overlaps, way_out, damage, .. } = &self.condition;
         let mut shown = self.attachment.clone();
         if no_ipv6.is_some() {
             shown.addresses.retain(|address| address.addr().is_ipv4());
         }
-        shown.notes = no_ipv6.iter().chain(overlaps).chain(damage).cloned().collect();
+        shown.notes =
+            no_ipv6.iter().chain(overlaps).chain(way_out).chain(damage).cloned().collect();
         shown
     }
 

@@ -63,6 +63,8 @@ impl Attachments {
             addresses: Vec::new(),
             enable_ipv6: false,
             multicast_route: false,
+            default_route: false,
+            masquerade: false,
         };
         let saved = self.describe(wanted, addresses, before.as_ref());
         // Stored first, so that the pair of a daemon that was killed is found again.

@@ -20,6 +20,9 @@ pub(crate) enum AttachError {
     /// The host's own routes and an address of `weft expose` lead to the same addresses.
     #[error("{0}: remove that route or address, or expose another address")]
     HostRoute(String),
+    /// The container cannot leave the network through this host.
+    #[error("{0}")]
+    NoWayOut(String),
     /// The request, the disk, or a daemon that stops.
     #[error("{}", .0.error)]
     Refused(#[from] ApiError),
@@ -30,7 +33,9 @@ impl From<AttachError> for ApiError {
         let kind = match &error {
             AttachError::Address(AddressError::Taken { .. })
             | AttachError::Hidden(_)
-            | AttachError::HostRoute(_) => ErrorKind::Conflict,
+            | AttachError::HostRoute(_)
+            | AttachError::NoWayOut(_)
+            | AttachError::Kernel(KernelError::DefaultRoute { .. }) => ErrorKind::Conflict,
             AttachError::Address(
                 AddressError::Reserved { .. } | AddressError::NotMapped { .. },
             ) => ErrorKind::BadRequest,
@@ -61,7 +66,10 @@ impl AttachError {
                 | KernelError::NamespaceReplaced { .. }
                 | KernelError::NamespaceIsHost { .. },
             ) => Refusal::Unknown,
-            Self::Hidden(_) | Self::HostRoute(_) => Refusal::Invalid,
+            Self::Hidden(_)
+            | Self::HostRoute(_)
+            | Self::NoWayOut(_)
+            | Self::Kernel(KernelError::DefaultRoute { .. }) => Refusal::Invalid,
             Self::Kernel(_) => Refusal::Internal,
             Self::Refused(error) => match error.kind {
                 ErrorKind::BadRequest => Refusal::Invalid,

@@ -12,32 +12,40 @@ use super::error::AttachError;
 use super::maker::Maker;
 use super::names::{check_name, printable};
 use super::wanted::Wanted;
-use super::{Attachments, Inner, Saved, kernel_refusal, spec_of};
+use super::{Attachments, Inner, Saved, kernel_refusal, spec_of, way_out};
 use crate::core::control::Request;
 use crate::core::ranges::Ranges;
 use crate::devices::EXPOSED_INTERFACE;
 
 /// The key of the host's attachment in the register.
-const ID: &str = "host:expose";
+pub(super) const ID: &str = "host:expose";
 
 impl Attachments {
     /// Serves `weft expose`. Exposing again adds explicit addresses, or changes nothing. The host's name in DNS is
-    /// `nickname` unless the request has one.
-    pub(crate) async fn expose(
-        &self,
-        request: ExposeRequest,
-        nickname: &str,
-    ) -> Result<Attachment, ApiError> {
+    /// its nickname unless the request has one.
+    pub(crate) async fn expose(&self, request: ExposeRequest) -> Result<Attachment, ApiError> {
         self.wait_restored().await;
         if let Some(ranges) = self.ranges().await {
             check_prefixes(&request.addresses, &ranges)?;
         }
         let mut inner = self.lock_for_request().await?;
-        let before = inner.saved.get(ID).map(|saved| saved.attachment.name.clone());
-        let name = match request.name {
-            Some(name) => name,
-            None => before.unwrap_or_else(|| printable(nickname)),
-        };
+        Ok(self.put_host_in(&mut inner, request).await?.shown())
+    }
+
+    /// Exposes the host, entirely or not at all.
+    pub(super) async fn put_host_in(
+        &self,
+        inner: &mut Inner,
+        request: ExposeRequest,
+    ) -> Result<Saved, AttachError> {
+        let before = inner.saved.get(ID).map(|saved| saved.attachment.clone());
+        let translated = before.as_ref().is_some_and(|before| before.masquerade);
+        let masquerade = request.masquerade.unwrap_or(translated);
+        if masquerade && !translated {
+            self.check_forwarding()?;
+        }
+        let was = before.as_ref().map(|before| before.name.clone());
+        let name = request.name.or(was).unwrap_or_else(|| printable(&self.nickname));
         check_name("name", &name)?;
         let wanted = Wanted {
             sandbox: nowhere(ID.into(), name.clone()),
@@ -49,8 +57,24 @@ impl Attachments {
             addresses: request.addresses,
             enable_ipv6: request.ipv6,
             multicast_route: false,
+            default_route: false,
+            masquerade,
         };
-        Ok(self.put_in(&mut inner, wanted).await?.shown())
+        let saved = self.put_in(inner, wanted).await?;
+        if !masquerade {
+            return Ok(saved);
+        }
+        let Err(error) = self.translate(&saved.attachment).await else { return Ok(saved) };
+        match before {
+            Some(before) => {
+                if let Some(saved) = inner.saved.get_mut(ID) {
+                    saved.attachment.masquerade = before.masquerade;
+                }
+                self.save_or_later(inner);
+            }
+            None => self.end(inner, ID).await?,
+        }
+        Err(error.into())
     }
 
     /// Serves `weft hide`: takes back these addresses, or all. A host that is not exposed has nothing to hide.
@@ -61,6 +85,7 @@ impl Attachments {
         let mut inner = self.lock_for_request().await?;
         let Some(saved) = inner.saved.get(ID).cloned() else { return hidden_none(&request) };
         let (hidden, kept) = divided(&saved.attachment.addresses, &request.addresses)?;
+        inner.check_no_gateway(&hidden)?;
         if kept.is_empty() {
             self.end_exposure(&mut inner, saved).await?;
         } else {
@@ -141,6 +166,7 @@ impl Attachments {
         spec: &AttachSpec,
     ) -> Result<(), KernelError> {
         saved.note(self.kernel.expose(spec).await?);
+        saved.condition.way_out = way_out::missing(&saved.attachment, self.kernel.forwarding()?);
         self.engine.add_port(&saved.host_interface).await?;
         self.shortcuts.plugged_in();
         Ok(())

@@ -22,6 +22,7 @@ pub(crate) mod saving;
 pub(crate) mod shortcuts;
 mod traffic;
 mod wanted;
+pub(crate) mod way_out;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
@@ -68,6 +69,10 @@ pub(crate) struct Attachments {
     /// A pair was made for an endpoint of Docker's.
     endpoint_made: Notify,
     pub(crate) resolve: ResolveOptions,
+    /// This host's name for people.
+    nickname: String,
+    /// The domain of containers' names.
+    domain: String,
     local: PeerId,
     mtu: u16,
 }
@@ -133,6 +138,8 @@ pub(crate) struct SavedAttachments {
     store: Store,
     saved: BTreeMap<String, Saved>,
     resolve: ResolveOptions,
+    nickname: String,
+    domain: String,
 }
 
 impl SavedAttachments {
@@ -143,7 +150,8 @@ impl SavedAttachments {
             saved.attachment.name = printable(&saved.attachment.name);
         }
         let resolve = look::options(settings.docker_socket.clone());
-        Ok(Self { store: store.clone(), saved, resolve })
+        let (nickname, domain) = (settings.nickname.clone(), settings.dns_domain.clone());
+        Ok(Self { store: store.clone(), saved, resolve, nickname, domain })
     }
 }
 
@@ -158,7 +166,7 @@ impl Attachments {
         local: PeerId,
         mtu: u16,
     ) -> Self {
-        let SavedAttachments { store, saved, resolve } = saved;
+        let SavedAttachments { store, saved, resolve, nickname, domain } = saved;
         let (shown, _) = watch::channel(Arc::new(saved.values().map(Saved::shown).collect()));
         let inner = Changes::new(Inner { saved, retries: Retries::default() });
         let (restored, _) = watch::channel(false);
@@ -174,6 +182,8 @@ impl Attachments {
             saving: Saving::new(store, FILE),
             endpoint_made: Notify::new(),
             resolve,
+            nickname,
+            domain,
             local,
             mtu,
         }
@@ -517,7 +527,7 @@ const ANNOUNCE_AFTER_MS: [u64; 5] = [100, 250, 650, 2_000, 5_000];
 
 /// The container's attachment settings, except for the switch.
 pub(crate) fn spec_of(saved: &Saved) -> AttachSpec {
-    let Attachment { id, interface, addresses, mtu, .. } = &saved.attachment;
+    let Attachment { id, interface, addresses, gateways, mtu, .. } = &saved.attachment;
     AttachSpec {
         id: id.clone(),
         namespace: saved.sandbox.namespace.clone(),
@@ -529,6 +539,7 @@ pub(crate) fn spec_of(saved: &Saved) -> AttachSpec {
         mtu: u32::from(*mtu),
         gso_max_segs: Some(run_segments(*mtu)),
         enable_ipv6: saved.condition.enable_ipv6,
+        gateways: gateways.clone(),
         multicast_route: saved.multicast_route,
         bridge: None,
     }

@@ -34,6 +34,10 @@ pub(super) struct Wanted {
     /// Switch IPv6 on where the container has it off.
     pub(super) enable_ipv6: bool,
     pub(super) multicast_route: bool,
+    /// The default routes of the container lead to this host.
+    pub(super) default_route: bool,
+    /// Of the host itself: it translates the addresses of containers that leave the network through it.
+    pub(super) masquerade: bool,
 }
 
 /// Names on this host that follow from an attachment's key.
@@ -58,7 +62,21 @@ impl Attachments {
         let before = inner.saved.get(&id).cloned();
         let (addresses, new) =
             self.addresses(inner, &id, &wanted.addresses, before.as_ref()).await?;
+        let gateways = match wanted.default_route {
+            true => self.gateways(inner, &addresses),
+            false => {
+                Ok(before.as_ref().map(|it| it.attachment.gateways.clone()).unwrap_or_default())
+            }
+        };
+        let gateways = match gateways {
+            Ok(gateways) => gateways,
+            Err(error) => {
+                self.give_back(&id, before.as_ref(), new).await;
+                return Err(error);
+            }
+        };
         let mut saved = self.describe(wanted, addresses, before.as_ref());
+        saved.attachment.gateways = gateways;
         // Nothing is attached that could not be saved.
         inner.saved.insert(id.clone(), saved.clone());
         if let Err(error) = self.saving.save(inner.saved.clone()).await {
@@ -128,7 +146,7 @@ impl Attachments {
         before: Option<&Saved>,
     ) -> Saved {
         let Wanted { sandbox, maker, name, aliases, interface, mac, .. } = wanted;
-        let Wanted { enable_ipv6, multicast_route, .. } = wanted;
+        let Wanted { enable_ipv6, multicast_route, masquerade, .. } = wanted;
         let derived = self.derived(&sandbox.id);
         let since = before.filter(|before| before.is_attached()).map_or_else(
             || timestamp::format(SystemTime::now()),
@@ -141,6 +159,8 @@ impl Attachments {
             interface,
             mac: mac.unwrap_or(derived.mac).to_string(),
             addresses,
+            gateways: Vec::new(),
+            masquerade,
             mtu: before.map_or(self.mtu, |before| before.attachment.mtu),
             port: PortKind::Bridge.name().into(),
             port_reason: None,
