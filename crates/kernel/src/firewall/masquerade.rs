@@ -197,7 +197,7 @@ mod tests {
             let wanted = format!("{ip} saddr {network} {ip} daddr != {network}");
             assert!(text.contains(&wanted), "{text}");
         }
-        assert_eq!(text.matches("masquerade\n").count(), 2, "{text}");
+        assert_eq!(text.matches("\" masquerade").count(), 2, "{text}");
         assert!(Masquerade::new(Kernel::new().unwrap(), "a name").is_err());
     }
 }

@@ -266,7 +266,7 @@ impl State {
             Call::ReleasePool(request) => Ok(self.release_pool(&request)),
             Call::RequestAddress(request) => self.request_address(&request, now),
             Call::ReleaseAddress(request) => Ok(self.release_address(&request)),
-            Call::CreateNetwork(request) => self.create_network(&request),
+            Call::CreateNetwork(request) => self.create_network(&request, now),
             Call::DeleteNetwork(request) => Ok(self.delete_network(&request)),
             Call::CreateEndpoint(request) => self.create_endpoint(&request),
             Call::EndpointInfo(request) => self.endpoint_info(&request),

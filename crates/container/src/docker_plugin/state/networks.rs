@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
+use std::time::Instant;
 
 use ipnet::IpNet;
 
@@ -11,7 +12,9 @@ use super::super::options::{self, NetworkOptions, bad};
 use super::super::requests::{AddressRequest, BackendError, NetworkInfo, NetworkRequest};
 use super::super::wire::{CreateNetwork, IpamData, NetworkRef};
 use super::pools::{ADDRESS_SPACE, not_a_range};
-use super::{Action, Binding, NETWORKS_MAX, Network, Outcome, State, Step, Stepped, Undo, Work};
+use super::{
+    Action, Binding, NETWORKS_MAX, Network, Outcome, Pool, State, Step, Stepped, Undo, Work,
+};
 
 /// The most pools of a network.
 const POOLS_PER_NETWORK_MAX: usize = 64;
@@ -57,11 +60,11 @@ struct Opened {
 }
 
 impl State {
-    pub(super) fn create_network(&mut self, request: &CreateNetwork) -> Stepped {
+    pub(super) fn create_network(&mut self, request: &CreateNetwork, now: Instant) -> Stepped {
         self.volatile.retry.clear();
         options::engine_id("NetworkID", &request.network_id)?;
         let id = request.network_id.clone();
-        let plan = self.plan(request)?;
+        let plan = self.plan(request, now)?;
         if let Some(old) = self.networks.get(&id) {
             let same = plan.network_name() == old.name && plan.subnets == old.subnets;
             let exists = PluginError::Exists { kind: "network", id };
@@ -81,7 +84,7 @@ impl State {
         Ok(Step::act(action, Work::Network(Box::new(work))))
     }
 
-    fn plan(&self, request: &CreateNetwork) -> Result<Plan, PluginError> {
+    fn plan(&self, request: &CreateNetwork, now: Instant) -> Result<Plan, PluginError> {
         let NetworkOptions { name, external, internal, ipv6, ipv4 } =
             NetworkOptions::of(&request.options)?;
         let (subnets, pools, fill) = (Vec::new(), Vec::new(), Fill::default());
@@ -92,7 +95,7 @@ impl State {
                 return Err(bad("IPv4Data or IPv6Data", &data.len().to_string(), &why));
             }
             for data in data {
-                self.plan_pool(&mut plan, data, v6)?;
+                self.plan_pool(&mut plan, data, v6, now)?;
             }
         }
         // The null driver of older engines knows no IPv6.
@@ -101,14 +104,20 @@ impl State {
         Ok(plan)
     }
 
-    fn plan_pool(&self, plan: &mut Plan, data: &IpamData, v6: bool) -> Result<(), PluginError> {
+    fn plan_pool(
+        &self,
+        plan: &mut Plan,
+        data: &IpamData,
+        v6: bool,
+        now: Instant,
+    ) -> Result<(), PluginError> {
         let field = if v6 { "IPv6Data.Pool" } else { "IPv4Data.Pool" };
         match data.address_space.as_str() {
             NULL_SPACE if v6 => plan.fill.v6 = true,
             NULL_SPACE => plan.fill.v4 = true,
             ADDRESS_SPACE => {
                 let subnet = options::subnet(field, &data.pool, v6)?;
-                let pools = self.pools_of(plan.name.as_ref(), subnet);
+                let pools = self.pools_of(plan.name.as_ref(), subnet, now);
                 if pools.is_empty() {
                     return Err(PluginError::UnknownPool { pool: subnet.to_string() });
                 }
@@ -124,19 +133,31 @@ impl State {
         Ok(())
     }
 
-    /// The pools that `RequestPool` gave for a network: Docker repeats the subnet only, not the id.
-    /// Those without a network are meant first.
-    fn pools_of(&self, name: Option<&NetworkName>, subnet: IpNet) -> Vec<String> {
+    /// The pools that `RequestPool` gave for a network: Docker repeats the subnet only, not the id. They are among
+    /// those that it has asked for last. Those without a network are meant first.
+    ///
+    /// Without such, as after a restart, pools of several networks are none: Docker would take addresses of one
+    /// network for containers of another.
+    fn pools_of(&self, name: Option<&NetworkName>, subnet: IpNet, now: Instant) -> Vec<String> {
         let rank = |binding: &Binding| match &binding.network {
             network if Some(network) == name => 0,
             network if network.is_ready() => 1,
             _ => 2,
         };
         let of_subnet = self.pools.iter().filter(|(_, pool)| pool.subnet == subnet);
+        let asked = of_subnet.clone().any(|(_, pool)| pool.is_in_creation(now));
+        let is_meant = |pool: &Pool| !asked || pool.is_in_creation(now);
+        let of_subnet = of_subnet.filter(|(_, pool)| is_meant(pool));
         let open = of_subnet.clone().filter(|(_, pool)| pool.binding.is_none());
         let open: Vec<String> = open.map(|(id, _)| id.clone()).collect();
         if !open.is_empty() {
             return open;
+        }
+        let network = |pool: &Pool| pool.binding.as_ref().map(|binding| binding.network.clone());
+        let mut networks = of_subnet.clone().map(|(_, pool)| network(pool));
+        let first = networks.next();
+        if !asked && networks.any(|other| Some(other) != first) {
+            return Vec::new();
         }
         let best = of_subnet.min_by_key(|(_, pool)| pool.binding.as_ref().map(rank));
         best.map(|(id, _)| id.clone()).into_iter().collect()

@@ -339,6 +339,12 @@ impl Pool {
         Ok(Answer::Pool { pool_id: id.to_owned(), pool: self.subnet.to_string(), data })
     }
 
+    /// Whether Docker has asked for it a moment ago, and has not created its network yet.
+    pub(super) fn is_in_creation(&self, now: Instant) -> bool {
+        let limit = Duration::from_secs(CREATION_S);
+        self.creation.is_some_and(|at| now.saturating_duration_since(at) < limit)
+    }
+
     fn read(&self, request: &RequestAddress, now: Instant) -> Result<Asked, PluginError> {
         let subnet = self.subnet;
         let mut address = match request.address.as_str() {
@@ -357,10 +363,8 @@ impl Pool {
             return Err(bad("Options", name, "the container's name is too long"));
         }
         let is_gateway = request.options.get(REQUEST_TYPE).is_some_and(|of| of == GATEWAY);
-        let creation = self
-            .creation
-            .is_some_and(|at| now.saturating_duration_since(at) < Duration::from_secs(CREATION_S));
-        let is_auxiliary = address.is_some() && creation && request.options.is_empty();
+        let is_auxiliary =
+            address.is_some() && self.is_in_creation(now) && request.options.is_empty();
         let holder = if is_gateway || is_auxiliary {
             Holder::Reserved(1)
         } else {

@@ -315,6 +315,32 @@ fn where_a_network_has_no_gateway_docker_keeps_any_free_address_for_its_own() {
     assert_eq!(sim.world.held.len(), 2);
 }
 
+/// Docker asks for a pool by its subnet alone, and takes its addresses from the pool that it got.
+#[test]
+fn a_network_is_not_created_over_the_pool_of_another() {
+    let mut engine = Engine { sim: Sim::new(), networks: BTreeMap::new(), next: 0 };
+    let subnet = SUBNETS[2];
+    assert!(engine.create_network("shop", false, subnet).is_some());
+    assert!(engine.create_network("blog", true, subnet).is_some());
+    // This request gets the pool of shop.
+    assert!(engine.create_network("blog", false, subnet).is_none());
+    let network = |id: &str| {
+        engine
+            .sim
+            .state
+            .pools
+            .values()
+            .filter(move |pool| {
+                pool.requests > 0
+                    && pool.binding.as_ref().is_some_and(|it| it.network.as_str() == id)
+            })
+            .count()
+    };
+    assert_eq!((network("shop"), network("blog"), engine.networks.len()), (1, 1, 2));
+    engine.sim.now += Duration::from_secs(CREATION_S);
+    assert!(engine.create_network("shop", false, subnet).is_some());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
