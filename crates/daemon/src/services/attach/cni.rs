@@ -9,9 +9,8 @@ use weft_container::{Sandbox, SandboxKind};
 use weft_kernel::KernelError;
 
 use super::error::AttachError;
-use super::expose;
 use super::look;
-use super::maker::{Maker, cni_id};
+use super::maker::{HOST_ID, Maker, cni_id};
 use super::names::{check_name, fit_aliases};
 use super::wanted::Wanted;
 use super::{Attachments, Inner, Saved, is_stopping, mac_of, spec_of};
@@ -148,7 +147,7 @@ impl Attachments {
 
     /// Exposes this host if a container needs it: as its gateway, or to translate its address.
     async fn open_way_out(&self, inner: &mut Inner, wishes: &Wishes) -> Result<(), Refused> {
-        let host = inner.saved.get(expose::ID);
+        let host = inner.saved.get(HOST_ID);
         let is_open = host.is_some_and(|host| {
             host.is_attached() && (host.attachment.masquerade || !wishes.masquerade)
         });
@@ -178,7 +177,7 @@ impl Attachments {
 
 /// The host's addresses in a container's networks, which answer DNS.
 fn name_servers(inner: &Inner, saved: &Saved) -> Vec<IpAddr> {
-    let host = inner.saved.get(expose::ID).filter(|host| host.is_attached()).map(Saved::shown);
+    let host = inner.saved.get(HOST_ID).filter(|host| host.is_attached()).map(Saved::shown);
     let addresses = host.into_iter().flat_map(|host| host.addresses);
     let is_near =
         |address: &IpAddr| saved.attachment.addresses.iter().any(|net| net.contains(address));

@@ -9,16 +9,13 @@ use weft_kernel::{AttachSpec, KernelError};
 
 use super::endpoints::nowhere;
 use super::error::AttachError;
-use super::maker::Maker;
+use super::maker::{HOST_ID, Maker};
 use super::names::{check_name, printable};
 use super::wanted::Wanted;
 use super::{Attachments, Inner, Saved, kernel_refusal, spec_of, way_out};
 use crate::core::control::Request;
 use crate::core::ranges::Ranges;
 use crate::devices::EXPOSED_INTERFACE;
-
-/// The key of the host's attachment in the register.
-pub(super) const ID: &str = "host:expose";
 
 impl Attachments {
     /// Serves `weft expose`. Exposing again adds explicit addresses, or changes nothing. The host's name in DNS is
@@ -38,7 +35,7 @@ impl Attachments {
         inner: &mut Inner,
         request: ExposeRequest,
     ) -> Result<Saved, AttachError> {
-        let before = inner.saved.get(ID).map(|saved| saved.attachment.clone());
+        let before = inner.saved.get(HOST_ID).map(|saved| saved.attachment.clone());
         let translated = before.as_ref().is_some_and(|before| before.masquerade);
         let masquerade = request.masquerade.unwrap_or(translated);
         if masquerade && !translated {
@@ -48,7 +45,7 @@ impl Attachments {
         let name = request.name.or(was).unwrap_or_else(|| printable(&self.nickname));
         check_name("name", &name)?;
         let wanted = Wanted {
-            sandbox: nowhere(ID.into(), name.clone()),
+            sandbox: nowhere(HOST_ID.into(), name.clone()),
             maker: Maker::Host,
             aliases: Vec::new(),
             name,
@@ -67,12 +64,12 @@ impl Attachments {
         let Err(error) = self.translate(&saved.attachment).await else { return Ok(saved) };
         match before {
             Some(before) => {
-                if let Some(saved) = inner.saved.get_mut(ID) {
+                if let Some(saved) = inner.saved.get_mut(HOST_ID) {
                     saved.attachment.masquerade = before.masquerade;
                 }
                 self.save_or_later(inner);
             }
-            None => self.end(inner, ID).await?,
+            None => self.end(inner, HOST_ID).await?,
         }
         Err(error.into())
     }
@@ -83,7 +80,7 @@ impl Attachments {
     pub(crate) async fn hide(&self, request: HideRequest) -> Result<Hidden, ApiError> {
         self.wait_restored().await;
         let mut inner = self.lock_for_request().await?;
-        let Some(saved) = inner.saved.get(ID).cloned() else { return hidden_none(&request) };
+        let Some(saved) = inner.saved.get(HOST_ID).cloned() else { return hidden_none(&request) };
         let (hidden, kept) = divided(&saved.attachment.addresses, &request.addresses)?;
         inner.check_no_gateway(&hidden)?;
         if kept.is_empty() {
@@ -106,13 +103,13 @@ impl Attachments {
         let mut after = before.clone();
         after.attachment.addresses.clone_from(&kept);
         let mut all = inner.saved.clone();
-        all.insert(ID.into(), after.clone());
+        all.insert(HOST_ID.into(), after.clone());
         if let Err(error) = self.saving.save(all).await {
             self.put_in_again(inner, before).await;
             return Err(error);
         }
-        inner.saved.insert(ID.into(), after.clone());
-        let (owner, addresses) = (ID.into(), hidden.to_vec());
+        inner.saved.insert(HOST_ID.into(), after.clone());
+        let (owner, addresses) = (HOST_ID.into(), hidden.to_vec());
         self.tell(Request::ReleaseSome { owner, addresses, kept }).await;
         if after.is_attached() {
             self.tell(Request::Announce { attachment: after.shown().into() }).await;
@@ -123,7 +120,7 @@ impl Attachments {
     async fn end_exposure(&self, inner: &mut Inner, saved: Saved) -> Result<(), ApiError> {
         let removed = self.remove_both_ends(&saved.host_interface).await;
         let ended = match removed.map_err(kernel_refusal) {
-            Ok(()) => self.end(inner, ID).await,
+            Ok(()) => self.end(inner, HOST_ID).await,
             Err(error) => Err(error),
         };
         if ended.is_err() {
@@ -146,12 +143,12 @@ impl Attachments {
     /// Exposes the host as before, since a change of it failed.
     async fn put_in_again(&self, inner: &mut Inner, mut saved: Saved) {
         self.plug_in_or_say(&mut saved).await;
-        inner.saved.insert(ID.into(), saved);
+        inner.saved.insert(HOST_ID.into(), saved);
     }
 
     /// A daemon that was killed while it ended the exposure may have left the interface.
     pub(super) async fn end_lost_exposure(&self, inner: &Inner) {
-        if inner.saved.contains_key(ID) {
+        if inner.saved.contains_key(HOST_ID) {
             return;
         }
         if let Err(error) = self.kernel.detach(EXPOSED_INTERFACE).await {

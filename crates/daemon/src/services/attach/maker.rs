@@ -60,6 +60,8 @@ impl Maker {
     }
 }
 
+/// The key of the host's own attachment in the register.
+pub(super) const HOST_ID: &str = "host:expose";
 /// The name of [`Maker::Host`] in the CLI and in JSON.
 pub(crate) const EXPOSE: &str = "expose";
 

@@ -12,7 +12,7 @@ use weft_api::{ApiError, Attachment, ErrorKind};
 use weft_kernel::{Forwarding, Kernel, KernelError, Masquerade, Translated};
 
 use super::error::AttachError;
-use super::expose::ID;
+use super::maker::HOST_ID;
 use super::{Attachments, Inner, Saved, kept, mac_of};
 use crate::devices::EXPOSED_INTERFACE;
 use crate::services::supervisor::Pulse;
@@ -32,7 +32,7 @@ impl Attachments {
         inner: &Inner,
         addresses: &[IpNet],
     ) -> Result<Vec<IpAddr>, AttachError> {
-        let host = inner.saved.get(ID).filter(|host| host.is_attached());
+        let host = inner.saved.get(HOST_ID).filter(|host| host.is_attached());
         let Some(host) = host.map(Saved::shown) else {
             let text =
                 "this host has no address on the network; run weft expose --masquerade first";
@@ -61,10 +61,10 @@ impl Attachments {
     /// Records whether this host passes on what its rules translate.
     async fn note_forwarding(&self, forwarding: Forwarding) {
         let mut inner = self.lock().await;
-        let Some(saved) = inner.inner.saved.get(ID) else { return };
+        let Some(saved) = inner.inner.saved.get(HOST_ID) else { return };
         let notes = missing(&saved.attachment, forwarding);
         if saved.condition.way_out != notes
-            && let Some(saved) = inner.saved.get_mut(ID)
+            && let Some(saved) = inner.saved.get_mut(HOST_ID)
         {
             saved.condition.way_out = notes;
         }
@@ -167,7 +167,7 @@ async fn follow(
     let mut watch = rules.watch()?;
     let mut last = None;
     loop {
-        let host = shown.borrow_and_update().iter().find(|it| it.id == ID).cloned();
+        let host = shown.borrow_and_update().iter().find(|it| it.id == HOST_ID).cloned();
         let nothing = || Translated { networks: Vec::new(), mac: [0; 6] };
         let wanted = host.as_ref().map_or_else(nothing, translated);
         let is_over = wanted.networks.is_empty() && last.as_ref() == Some(&wanted);
