@@ -1,0 +1,120 @@
+//! Letting go of networks: in use, idle, ended, at rest, and dropped with their ranges.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use weft_packet::vxlan::Vni;
+
+use super::{Held, are_apart};
+use crate::endpoint::EndpointTable;
+use crate::ledger::Ledger;
+use crate::limits::{NETWORK_IDLE_S, NETWORKS_MAX};
+use crate::mesh::{Change, Mesh, Output};
+use crate::network::NetworkDefinition;
+use crate::state::SavedNetwork;
+
+impl Mesh {
+    /// Whether a container of this host is on a network, has an address of it, or waits for one.
+    fn is_used(&self, vni: Vni) -> bool {
+        let own = self.state.networks.get(&vni).and_then(|saved| saved.ledger.as_ref());
+        self.table(vni).is_some_and(|table| table.local_count() > 0)
+            || own.is_some_and(Ledger::has_own_use)
+            || self.state.outside(vni).is_some_and(|outside| !outside.is_empty())
+            || self.pending.values().any(|pending| pending.is_on(vni))
+    }
+
+    /// How many containers of this host are on a network, have addresses of it, or wait for one.
+    pub(super) fn use_of(&self, vni: Vni) -> usize {
+        let endpoints = self.table(vni).map_or(0, EndpointTable::local_count);
+        let own = self.state.networks.get(&vni).and_then(|saved| saved.ledger.as_ref());
+        let given = own.map_or(0, Ledger::own_use);
+        let outside = self.state.outside(vni).map_or(0, BTreeMap::len);
+        let waiting = self.pending.values().filter(|pending| pending.is_on(vni)).count();
+        endpoints.max(given + outside).max(waiting)
+    }
+
+    /// Drops resting ledgers that stand in the way of a network: of its name or VNI, and one if there are too many.
+    pub(super) fn make_room_for(&mut self, definition: &NetworkDefinition) {
+        let unlike = |saved: &SavedNetwork| {
+            let (name, vni) = (&saved.definition.name, saved.definition.vni);
+            saved.definition != *definition && (*name == definition.name || vni == definition.vni)
+        };
+        let resting = self.state.networks.values().filter(|saved| saved.resting);
+        let other = resting.clone().find(|saved| saved.definition != *definition);
+        let mut over: Vec<Vni> =
+            resting.filter(|saved| unlike(saved)).map(|saved| saved.definition.vni).collect();
+        if over.is_empty() && self.state.networks.len() >= NETWORKS_MAX {
+            over.extend(other.map(|saved| saved.definition.vni));
+        }
+        over.into_iter().for_each(|vni| self.drop_network(vni));
+    }
+
+    /// Lets go of joined networks that no container has used for a while.
+    pub(super) fn end_idle_networks(&mut self, now: Instant) {
+        let used: BTreeSet<Vni> =
+            self.networks.held.keys().copied().filter(|vni| self.is_used(*vni)).collect();
+        for (vni, held) in &mut self.networks.held {
+            match used.contains(vni) {
+                true => held.idle_since = None,
+                false => drop(held.idle_since.get_or_insert(now)),
+            }
+        }
+        let limit = Duration::from_secs(NETWORK_IDLE_S);
+        let over = |(vni, held): (&Vni, &Held)| {
+            let created = self.state.networks.get(vni).is_some_and(|saved| saved.created);
+            let idle = held.idle_since.is_some_and(|since| since + limit <= now);
+            (idle && !created).then_some(*vni)
+        };
+        let over: Vec<Vni> = self.networks.held.iter().filter_map(over).collect();
+        over.into_iter().for_each(|vni| self.end_network(vni));
+    }
+
+    /// Lets go of a network. Ranges of it rest.
+    pub(super) fn end_network(&mut self, vni: Vni) {
+        let Some(mut held) = self.networks.held.remove(&vni) else { return };
+        held.endpoints.drop_all();
+        let changes = held.endpoints.changes();
+        self.networks.revision += held.endpoints.revision() + 1;
+        self.networks.shared.retain(|(_, of)| *of != vni);
+        self.networks.changed = true;
+        self.dirty = true;
+        let Some(saved) = self.state.networks.get_mut(&vni) else { return };
+        let name = saved.definition.name.clone();
+        (saved.created, saved.resting) = (false, true);
+        if saved.ledger.as_ref().is_none_or(Ledger::is_bare) {
+            self.drop_network(vni);
+        }
+        self.emit_endpoints(vni, changes);
+        if !held.peers.is_empty() {
+            self.emit(Output::NetworkPeers { vni, peers: Vec::new() });
+        }
+        self.emit(Output::Changed(Change::NetworkEnded { name, vni }));
+    }
+
+    /// Forgets a network that this host does not hold, with its ranges.
+    fn drop_network(&mut self, vni: Vni) {
+        self.dirty |= self.state.networks.remove(&vni).is_some();
+        self.networks.changed = true;
+        self.spaces.remove(&vni);
+        self.networks.shared.retain(|(_, of)| *of != vni);
+        self.links.values_mut().for_each(|link| drop(link.incoming.remove(&vni)));
+    }
+
+    /// Drops resting ledgers of networks that no host holds, or that others hold with another founding.
+    pub(super) fn drop_resting(&mut self) {
+        let all_known = self.all_have_told();
+        let is_over = |vni: Vni| {
+            let ours = self.state.ledger(vni).and_then(|ledger| ledger.network);
+            let peers = self.networks.theirs.keys();
+            let theirs = peers.filter_map(|peer| self.theirs_if_equal(*peer, vni));
+            let mut held = theirs.filter(|theirs| !theirs.resting).peekable();
+            match held.peek() {
+                None => all_known,
+                Some(_) => held.all(|theirs| are_apart(ours, theirs.founding)),
+            }
+        };
+        let resting = self.state.networks.iter().filter(|(_, saved)| saved.resting);
+        let over: Vec<Vni> = resting.map(|(vni, _)| *vni).filter(|vni| is_over(*vni)).collect();
+        over.into_iter().for_each(|vni| self.drop_network(vni));
+    }
+}
