@@ -34,8 +34,12 @@ pub const NETWORK_IDLE_S: u64 = 120;
 /// How long a host waits before it founds the ranges of a network, in milliseconds: another may be about to.
 pub const RANGE_FOUND_SETTLE_MS: u64 = 500;
 /// How long it waits for members that have not said which networks they hold, and again for a host with a lower id
-/// to found, in milliseconds. Twice that is less than [`ALLOCATION_WAIT_S`]: requests are still answered.
+/// to found, in milliseconds. Twice that and [`RANGE_HEARD_MS`] are less than [`ALLOCATION_WAIT_S`] together: requests
+/// are still answered.
 pub const RANGE_FOUND_ALONE_MS: u64 = 4_000;
+/// How long a founder that has given nothing waits for a linked host to say that it has heard of the founding, in
+/// milliseconds. Less than [`RANGE_ANSWER_S`]: hosts that ask the founder for a range meanwhile still get it.
+pub const RANGE_HEARD_MS: u64 = 1_500;
 /// Longest prefix of a range of addresses in bits.
 pub const RANGE_PREFIX_MAX_BITS: u8 = 29;
 /// Ranges that one host may own.

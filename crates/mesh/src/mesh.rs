@@ -136,7 +136,10 @@ impl Mesh {
             storage: Storage::new(state.clone()),
             links: BTreeMap::new(),
             members,
-            spaces: state.ledgers().map(|(vni, ledger)| (vni, Space::new(ledger.used()))).collect(),
+            spaces: state
+                .ledgers()
+                .map(|(vni, ledger)| (vni, Space::restore(now, ledger.used())))
+                .collect(),
             endpoints: EndpointTable::new(config.local, Vni::WEFT),
             networks: Networks::restore(now, config.local, &state.networks),
             pending: BTreeMap::new(),
@@ -438,7 +441,9 @@ impl Mesh {
     fn drive(&mut self, now: Instant) {
         self.drive_doubt(now);
         self.drive_founding(now);
+        self.tell_networks();
         self.drive_ranges(now);
+        self.tell_networks();
         self.drive_tickets(now);
         self.drive_usages(now);
         self.drive_networks(now);
@@ -575,7 +580,7 @@ impl Mesh {
         self.tables_mut().for_each(|(_, table)| table.set_expiry(peer, Some(now + grace)));
         self.networks_link_down(now, peer);
         self.members.unlinked(now, peer, self.config.discovery, &mut self.rng);
-        self.spaces.values_mut().for_each(|space| space.ask.peer_gone(peer));
+        self.spaces.values_mut().for_each(|space| space.peer_gone(peer));
         self.unask_claims(peer);
         self.tell_connection(peer, false);
         true
@@ -595,8 +600,8 @@ impl Mesh {
                 }
                 self.dispatch_on(now, (peer, vni), *message)?;
             }
-            Message::Networks { first, more, networks } => {
-                self.handle_networks(peer, (first, more), networks)?;
+            Message::Networks { first, more, networks, heard } => {
+                self.handle_networks(peer, (first, more), networks, &heard)?;
             }
             Message::Names { first, more, names } => {
                 self.handle_names(peer, (first, more), names)?;
@@ -626,7 +631,7 @@ impl Mesh {
                 self.link_mut(peer, |link| link.incoming.entry(vni).or_default().used = Some(used));
             }
             Message::RangeRequest { request, within } => {
-                self.handle_range_request(on, request, within);
+                self.handle_range_request(now, on, request, within);
             }
             Message::RangeGrant { request, network, ranges } => {
                 self.handle_range_grant(now, on, request, network, &ranges)?;

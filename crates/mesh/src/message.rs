@@ -324,6 +324,9 @@ pub enum Message {
         more: bool,
         /// The networks.
         networks: Vec<Holding>,
+        /// Foundings of which the receiver had given nothing when the sender heard of them from it.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        heard: Vec<NetworkId>,
     },
     /// A message about endpoints, ranges or addresses of another network than `weft`. The receiver ignores it unless
     /// both hosts have equal networks of this VNI, and their ranges do not come from two foundings.

@@ -137,7 +137,8 @@ impl Source {
         if self.below(2) == 0 {
             let (first, more) = (self.below(2) == 0, self.below(3) == 0);
             let networks = self.many(|s| s.holding(network));
-            return Message::Networks { first, more, networks };
+            let heard = self.many(|s| NetworkId([s.below(3) as u8; 16]));
+            return Message::Networks { first, more, networks, heard };
         }
         let vni = self.network().vni;
         Message::On { vni, message: Box::new(self.message(network)) }

@@ -66,7 +66,7 @@ fn holding(definition: NetworkDefinition) -> Holding {
 
 fn list(networks: &[NetworkDefinition]) -> Message {
     let networks = networks.iter().cloned().map(holding).collect();
-    Message::Networks { first: true, more: false, networks }
+    Message::Networks { first: true, more: false, networks, heard: Vec::new() }
 }
 
 fn hold(mesh: &mut Mesh, now: Instant, peer: u8, networks: &[NetworkDefinition]) {
@@ -290,7 +290,7 @@ fn as_many_networks_as_there_may_be_are_told_in_parts_and_taken() {
     let founding = Some(Network { id: NetworkId([255; 16]), range6 });
     let full = |n| Holding { definition: many(n), founding, used: true, resting: true };
     let networks: Vec<_> = (0..limits::NETWORKS_PER_MESSAGE_MAX).map(full).collect();
-    let longest = Message::Networks { first: true, more: false, networks };
+    let longest = Message::Networks { first: true, more: false, networks, heard: Vec::new() };
     let bytes = serde_json::to_vec(&longest).unwrap().len();
     assert!(bytes <= limits::MESSAGE_BYTES_MAX, "{bytes} bytes");
 }
@@ -322,7 +322,7 @@ fn lists_that_no_correct_host_sends_are_refused_and_change_nothing() {
     let mut results = (0..5).map(|part| {
         let networks = many(part * limits::NETWORKS_PER_MESSAGE_MAX);
         let (first, networks) = (part == 0, networks.into_iter().map(holding).collect());
-        mesh.handle_message(now, id(7), Message::Networks { first, more: true, networks })
+        mesh.handle_message(now, id(7), Message::Networks { first, more: true, networks, heard: Vec::new() })
     });
     assert!(results.by_ref().take(4).all(|result| result.is_ok()));
     assert!(matches!(results.next().unwrap(), Err(MeshError::TooMany { .. })));

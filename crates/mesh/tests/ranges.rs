@@ -11,8 +11,8 @@ use ipnet::{IpNet, Ipv4Net};
 use net::{Counters, Net, for_seeds, lan};
 use weft_crypto::PeerId;
 use weft_mesh::{
-    AddressError, Change, Config, Founding, Mesh, NetworkClash, NetworkDefinition, NetworkError,
-    Origin, Output, Vni, limits,
+    AddressError, Change, Config, Founding, Hello, Mesh, Message, NetworkClash, NetworkDefinition,
+    NetworkError, NetworkId, Origin, Output, Ticket, Vni, limits,
 };
 
 const RANGE: &str = "10.9.0.0/26";
@@ -209,6 +209,89 @@ fn hosts_that_create_a_network_at_once_agree_on_one_founding() {
         (0..4).for_each(|host| assert_eq!(clashes(&net, host), [], "h{host}"));
         net.check();
     });
+}
+
+/// Messages take longer than hosts wait before they found.
+#[test]
+fn of_two_foundings_that_have_not_heard_of_each_other_one_gives_nothing() {
+    for_seeds(20, |seed| {
+        let mut net = hosts(seed, 2);
+        (0..2).for_each(|host| net.create(host, lan()).unwrap());
+        net.pass(Duration::from_millis(limits::RANGE_FOUND_SETTLE_MS));
+        assert_eq!(foundings(&net).len(), 2);
+        (0..2).for_each(|host| drop(net.attach_on(host, "lan", None).unwrap()));
+        assert_eq!(given(&net), 0);
+        net.settle(5);
+        assert_eq!((foundings(&net).len(), given(&net)), (1, 2));
+        (0..2).for_each(|host| assert_eq!(clashes(&net, host), [], "h{host}"));
+        net.check();
+    });
+}
+
+/// Hosts that founded apart are asked for addresses at the moment when their link comes up.
+#[test]
+fn foundings_that_meet_before_anything_is_given_become_one() {
+    for_seeds(100, |seed| {
+        let mut net = hosts(seed, 3);
+        part(&mut net, 1);
+        (0..2).for_each(|host| net.create(host, lan()).unwrap());
+        net.settle(10);
+        assert_eq!(foundings(&net).len(), 2);
+        if seed % 3 == 0 {
+            // Both have forgotten when they founded.
+            (0..3).for_each(|host| net.crash(host));
+            net.start_all();
+        }
+        net.blocked.clear();
+        while !net.linked(0, 1) {
+            net.pass(Duration::from_millis(100));
+            for _ in 0..net.below(4) {
+                net.deliver();
+            }
+        }
+        (0..2).for_each(|host| drop(net.attach_on(host, "lan", None).unwrap()));
+        net.settle(5);
+        net.attach_on(2, "lan", None).unwrap();
+        net.settle(5);
+        assert_eq!((foundings(&net).len(), given(&net)), (1, 3));
+        (0..3).for_each(|host| assert_eq!(clashes(&net, host), [], "h{host}"));
+        net.check();
+    });
+}
+
+/// A linked host that never says what it has heard.
+#[test]
+fn a_founder_gives_after_a_while_though_a_host_is_silent() {
+    let mut now = Instant::now();
+    let mut mesh = founder(now);
+    let hello = Hello { nickname: "other".into(), ..mesh.hello() };
+    mesh.handle_link_up(now, id(7), hello, "192.0.2.7:6783".parse().unwrap()).unwrap();
+    let silent = |heard: Vec<NetworkId>| {
+        let networks = Vec::new();
+        Message::Networks { first: true, more: false, networks, heard }
+    };
+    mesh.handle_message(now, id(7), silent(Vec::new())).unwrap();
+    for network in [lan(), other_lan()] {
+        mesh.create_network(now, network).unwrap();
+    }
+    now += Duration::from_millis(limits::RANGE_FOUND_SETTLE_MS);
+    mesh.handle_timeout(now);
+    let founding = mesh.ipam_on(lan().vni).unwrap().network.unwrap().id;
+    let wanted = [lan(), other_lan()].map(|network| mesh.allocate(now, network.vni, "a"));
+    let answered = |mesh: &mut Mesh| -> Vec<Ticket> {
+        let answers = drain(mesh).into_iter().filter_map(|output| match output {
+            Output::Answer { ticket, result: Ok(_), .. } => Some(ticket),
+            _ => None,
+        });
+        answers.collect()
+    };
+    assert_eq!(answered(&mut mesh), []);
+    mesh.handle_message(now, id(7), silent(vec![founding])).unwrap();
+    assert_eq!(answered(&mut mesh), wanted[..1]);
+    now += Duration::from_millis(limits::RANGE_HEARD_MS);
+    assert!(mesh.poll_timeout().unwrap() <= now);
+    mesh.handle_timeout(now);
+    assert_eq!(answered(&mut mesh), wanted[1..]);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::endpoint::{EndpointTable, HostNames};
 use crate::error::{MeshError, NetworkError};
 use crate::ledger::Ledger;
 use crate::limits::{ENDPOINT_GRACE_S, NETWORK_IDLE_S, NETWORKS_MAX, NETWORKS_PER_MESSAGE_MAX};
-use crate::message::{FEATURE_NETWORKS, Hello, Holding, Message, Network};
+use crate::message::{FEATURE_NETWORKS, Hello, Holding, Message, Network, NetworkId};
 use crate::network::{NetworkClash, NetworkDefinition, NetworkOptions, WEFT};
 use crate::state::SavedNetwork;
 
@@ -83,12 +83,35 @@ pub(crate) struct NetworksLink {
     told: bool,
     /// Parts of a whole set that is still coming.
     coming: Vec<Holding>,
+    /// Foundings of this host that the peer has heard of, as it says in the set that is still coming.
+    heard_coming: BTreeSet<NetworkId>,
+    /// The same, as it said last.
+    heard: BTreeSet<NetworkId>,
+    /// Foundings of the peer of which it had given nothing when this host heard of them.
+    known: BTreeSet<NetworkId>,
+    /// The peer has not been told that this host has heard of one.
+    owed: bool,
 }
 
 impl NetworksLink {
     pub(crate) fn new(hello: &Hello) -> Self {
         let able = hello.features.iter().any(|feature| feature == FEATURE_NETWORKS);
-        Self { able, told: false, coming: Vec::new() }
+        Self { able, ..Self::default() }
+    }
+
+    /// Whether the peer says that it has heard of a founding, or cannot say it.
+    pub(crate) fn has_heard(&self, founding: NetworkId) -> bool {
+        !self.able || self.heard.contains(&founding)
+    }
+
+    /// Notes the foundings in what the peer says.
+    fn hear(&mut self, networks: &BTreeMap<Vni, Holding>) {
+        let foundings = networks.values().filter_map(|it| Some((it.founding?.id, it.used)));
+        let all: BTreeMap<NetworkId, bool> = foundings.collect();
+        self.known.retain(|founding| all.contains_key(founding));
+        for (founding, _) in all.into_iter().filter(|(_, used)| !used) {
+            self.owed |= self.known.insert(founding);
+        }
     }
 
     /// Nothing is to be heard that was not heard yet.
@@ -383,12 +406,16 @@ impl Mesh {
             return;
         }
         let all = self.own_holdings();
+        let Some(link) = self.links.get_mut(&peer).map(|link| &mut link.networks) else { return };
+        link.owed = false;
+        let mut heard: Vec<NetworkId> = link.known.iter().copied().collect();
         let parts = all.len().div_ceil(NETWORKS_PER_MESSAGE_MAX).max(1);
         for part in 0..parts {
             let some = all.iter().skip(part * NETWORKS_PER_MESSAGE_MAX);
             let networks = some.take(NETWORKS_PER_MESSAGE_MAX).cloned().collect();
             let (first, more) = (part == 0, part + 1 < parts);
-            self.send(peer, Message::Networks { first, more, networks });
+            let heard = std::mem::take(&mut heard);
+            self.send(peer, Message::Networks { first, more, networks, heard });
         }
     }
 
@@ -397,7 +424,11 @@ impl Mesh {
         peer: PeerId,
         (first, more): (bool, bool),
         networks: Vec<Holding>,
+        heard: &[NetworkId],
     ) -> Result<(), MeshError> {
+        if heard.len() > NETWORKS_MAX {
+            return Err(MeshError::Malformed { peer, what: "too many foundings in one message" });
+        }
         if networks.len() > NETWORKS_PER_MESSAGE_MAX {
             return Err(MeshError::Malformed { peer, what: "too many networks in one message" });
         }
@@ -408,15 +439,20 @@ impl Mesh {
         let link = &mut link.networks;
         if first {
             link.coming.clear();
+            link.heard_coming.clear();
         }
         if link.coming.len() + networks.len() > NETWORKS_MAX {
             return Err(MeshError::TooMany { peer, what: "networks", max: NETWORKS_MAX });
         }
         link.coming.extend(networks);
+        if link.heard_coming.len() < NETWORKS_MAX {
+            link.heard_coming.extend(heard);
+        }
         if more {
             return Ok(());
         }
         let all = std::mem::take(&mut link.coming);
+        let heard = std::mem::take(&mut link.heard_coming);
         let count = all.len();
         let names: BTreeSet<&str> = all.iter().map(|it| it.definition.name.as_str()).collect();
         let distinct = names.len() == count;
@@ -426,24 +462,32 @@ impl Mesh {
             return Err(MeshError::Malformed { peer, what: "two networks of one name or VNI" });
         }
         link.told = true;
+        link.heard = heard;
+        link.hear(&networks);
         self.networks.changed = true;
         self.networks.theirs.insert(peer, Theirs { networks, expires: None });
         Ok(())
     }
 
-    /// Takes every step about networks that has become possible.
+    /// Lets go of idle networks, and takes every step about networks that has become possible.
     pub(crate) fn drive_networks(&mut self, now: Instant) {
         self.end_idle_networks(now);
+        self.tell_networks();
+    }
+
+    /// Yields foundings and tells peers what this host holds, before anything is given or asked for.
+    pub(crate) fn tell_networks(&mut self) {
         if !std::mem::take(&mut self.networks.changed) && !self.is_use_untold() {
             return;
         }
         self.yield_foundings();
         self.drop_resting();
         let own = self.own_holdings();
-        if self.networks.told != own {
-            self.networks.told = own;
-            self.linked().into_iter().for_each(|peer| self.send_networks(peer));
-        }
+        let changed = self.networks.told != own;
+        self.networks.told = own;
+        let links = self.links.iter().filter(|(_, link)| changed || link.networks.owed);
+        let peers: Vec<PeerId> = links.map(|(peer, _)| *peer).collect();
+        peers.into_iter().for_each(|peer| self.send_networks(peer));
         self.greet_sharers();
         self.tell_network_peers();
         self.find_clashes();

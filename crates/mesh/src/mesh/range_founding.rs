@@ -2,14 +2,19 @@
 //!
 //! The founder owns the whole range under a random id. A founder that has given nothing is the only owner of its
 //! id, so it may take the founding back without asking anybody.
+//!
+//! Before it gives anything, each linked host says that it has heard of the founding. That host founds no other from
+//! then on. If it had founded another before, it has said so by then, and one of the two yields.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use ipnet::Ipv4Net;
 use weft_crypto::PeerId;
 use weft_packet::vxlan::Vni;
 
 use super::{Change, Mesh, Output};
-use crate::limits::{RANGE_FOUND_ALONE_MS, RANGE_FOUND_SETTLE_MS};
+use crate::limits::{RANGE_FOUND_ALONE_MS, RANGE_FOUND_SETTLE_MS, RANGE_HEARD_MS};
 
 /// The progress of founding.
 #[derive(Debug, Default)]
@@ -17,21 +22,85 @@ pub(crate) struct RangeFounding {
     /// Since when this host wants ranges and knows of no founding.
     wanted_at: Option<Instant>,
     due_at: Option<Instant>,
+    /// When this host founded, if in this run.
+    founded_at: Option<Instant>,
+    /// Until when this host waits for members without a link, if the founding may be of its last run.
+    alone_until: Option<Instant>,
+    /// Until when requests wait for hosts that have not said that they have heard of the founding.
+    unheard_until: Option<Instant>,
+    /// Requests for ranges that wait for that, one of each host.
+    asked: BTreeMap<PeerId, (u64, Ipv4Net)>,
 }
 
 impl RangeFounding {
+    /// That of the last run, if there was one.
+    pub(crate) fn restore(now: Instant) -> Self {
+        let alone_until = Some(now + Duration::from_millis(RANGE_FOUND_ALONE_MS));
+        Self { alone_until, ..Self::default() }
+    }
+
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.due_at
+        [self.due_at, self.unheard_until].into_iter().flatten().min()
+    }
+
+    pub(crate) fn peer_gone(&mut self, peer: PeerId) {
+        self.asked.remove(&peer);
+    }
+
+    /// Keeps a request until something of the founding may be given.
+    pub(crate) fn answer_later(&mut self, peer: PeerId, request: u64, within: Ipv4Net) {
+        self.asked.insert(peer, (request, within));
     }
 }
 
 impl Mesh {
-    /// Founds the ranges of a network if no linked host has any.
+    /// Founds the ranges of a network besides `weft`, or answers those that waited for the founding to be heard of.
     pub(crate) fn drive_range_founding(&mut self, now: Instant, vni: Vni) {
-        let open = self.state.ledger(vni).is_some_and(|ledger| ledger.network.is_none());
-        if !open || vni == Vni::WEFT {
+        let Some(ledger) = self.state.ledger(vni).filter(|_| vni != Vni::WEFT) else { return };
+        match ledger.network {
+            None => self.drive_open_founding(now, vni),
+            Some(_) => self.drive_unheard(now, vni),
+        }
+    }
+
+    /// Answers requests for ranges once linked hosts have heard of this host's founding.
+    fn drive_unheard(&mut self, now: Instant, vni: Vni) {
+        let founding = &mut self.space(vni).founding;
+        founding.unheard_until = None;
+        let asked = !founding.asked.is_empty();
+        if !asked && !self.pending.values().any(|pending| pending.is_of(vni)) {
             return;
         }
+        let until = self.unheard_until(now, vni);
+        let founding = &mut self.space(vni).founding;
+        founding.unheard_until = until;
+        if until.is_none() {
+            for (peer, (request, within)) in std::mem::take(&mut founding.asked) {
+                self.handle_range_request(now, (peer, vni), request, within);
+            }
+        }
+    }
+
+    /// Until when nothing is given of a founding of which nothing is given yet: a linked host has not said that it has
+    /// heard of it. `None`: it may be given.
+    pub(crate) fn unheard_until(&self, now: Instant, vni: Vni) -> Option<Instant> {
+        let ledger = self.state.ledger(vni).filter(|_| vni != Vni::WEFT)?;
+        let id = ledger.network_id().filter(|_| !ledger.is_touched())?;
+        let founding = self.spaces.get(&vni).map(|space| &space.founding);
+        let (founded_at, alone_until) =
+            founding.map_or((None, None), |it| (it.founded_at, it.alone_until));
+        let limit = Duration::from_millis(RANGE_HEARD_MS);
+        let until = |peer: PeerId| match self.links.get(&peer) {
+            None => alone_until,
+            Some(link) if link.networks.has_heard(id) => None,
+            Some(link) => Some(founded_at.map_or(link.since, |at| at.max(link.since)) + limit),
+        };
+        let last = self.members.iter().filter_map(|(peer, _)| until(peer)).max();
+        last.filter(|at| *at > now)
+    }
+
+    /// Founds the ranges of a network if no linked host has any.
+    fn drive_open_founding(&mut self, now: Instant, vni: Vni) {
         let may = self.wants_ranges(vni)
             && self.state.networks.get(&vni).is_some_and(|saved| saved.created)
             && self.standing.is_sure()
@@ -48,7 +117,7 @@ impl Mesh {
         let due_at = *founding.wanted_at.get_or_insert(now) + Duration::from_millis(wait);
         founding.due_at = Some(due_at);
         if due_at <= now {
-            *founding = RangeFounding::default();
+            *founding = RangeFounding { founded_at: Some(now), ..RangeFounding::default() };
             self.found_ranges(vni);
         }
     }
@@ -101,6 +170,7 @@ impl Mesh {
             if stronger && let Some(ledger) = self.state.ledger_mut(vni) {
                 ledger.dissolve();
                 self.dirty = true;
+                self.space(vni).founding = RangeFounding::default();
             }
         }
     }

@@ -53,7 +53,7 @@ impl RangeAsk {
         self.current.map(|(_, until)| until).or(self.retry_at)
     }
 
-    pub(crate) fn peer_gone(&mut self, peer: PeerId) {
+    fn peer_gone(&mut self, peer: PeerId) {
         if self.current.is_some_and(|(asked, _)| asked == peer) {
             self.current = None;
         }
@@ -71,8 +71,14 @@ impl RangeAsk {
 }
 
 impl Space {
-    pub(crate) fn new(used: u64) -> Self {
-        Self { usage_told: used, ..Self::default() }
+    /// That of the last run.
+    pub(crate) fn restore(now: Instant, used: u64) -> Self {
+        Self { usage_told: used, founding: RangeFounding::restore(now), ..Self::default() }
+    }
+
+    pub(crate) fn peer_gone(&mut self, peer: PeerId) {
+        self.ask.peer_gone(peer);
+        self.founding.peer_gone(peer);
     }
 
     pub(crate) fn next(&self) -> Option<Instant> {
@@ -195,6 +201,7 @@ impl Mesh {
 
     pub(crate) fn handle_range_request(
         &mut self,
+        now: Instant,
         (peer, vni): (PeerId, Vni),
         request: u64,
         within: Ipv4Net,
@@ -217,6 +224,9 @@ impl Mesh {
         {
             let reason = format!("{} cannot save its state: {why}", self.config.nickname);
             return self.refuse_range((peer, vni), request, reason, None);
+        }
+        if self.unheard_until(now, vni).is_some() {
+            return self.space(vni).founding.answer_later(peer, request, within);
         }
         let Some(ledger) = self.state.ledger_mut(vni) else { return };
         let (reason, ask) = match ledger.grant(peer, request, within) {

@@ -237,7 +237,7 @@ impl Mesh {
             let late = pending.deadline <= now;
             let (vni, allocator, owner) = (pending.vni, pending.allocator, pending.owner.clone());
             let result = match &mut pending.want {
-                Want::Any { short } => self.try_any(allocator, &owner, short, late),
+                Want::Any { short } => self.try_any(now, allocator, &owner, short, late),
                 Want::Claim(claim) => self.try_claim(now, allocator, &owner, claim, late),
             };
             match result {
@@ -257,6 +257,7 @@ impl Mesh {
 
     fn try_any(
         &mut self,
+        now: Instant,
         allocator: Vni,
         owner: &str,
         short: &mut bool,
@@ -270,6 +271,9 @@ impl Mesh {
             let why = self.reason_for_no_ranges(allocator);
             return late.then_some(Err(AddressError::NotReady { why }));
         };
+        if self.unheard_until(now, allocator).is_some() {
+            return late.then(unheard);
+        }
         let ledger = self.state.ledger_mut(allocator)?;
         let before = ledger.allocated(owner);
         let Some(address) = before.or_else(|| ledger.allocate(owner, subnet)) else {
@@ -462,6 +466,9 @@ impl Mesh {
         if self.state.ledger(allocator).is_none_or(|ledger| ledger.network.is_none()) {
             let why = self.reason_for_no_ranges(allocator);
             return late.then_some(Err(AddressError::NotReady { why }));
+        }
+        if self.unheard_until(now, allocator).is_some() {
+            return late.then(unheard);
         }
         if let Some(result) = self.claim_here(allocator, owner, claim) {
             return Some(result);
@@ -734,6 +741,12 @@ impl Mesh {
 /// The IPv6 address of a /64 that ends in an IPv4 address.
 pub(crate) fn mapped(range6: Ipv6Net, address: Ipv4Addr) -> Ipv6Addr {
     (u128::from(range6.network()) | u128::from(u32::from(address))).into()
+}
+
+/// The answer to a request that waited in vain for others to hear of this host's founding.
+fn unheard() -> Result<Vec<IpNet>, AddressError> {
+    let why = "waiting for linked hosts to hear that this host founded the network's ranges";
+    Err(AddressError::NotReady { why: why.to_owned() })
 }
 
 fn fit_owner(owner: &str) -> Result<(), AddressError> {
