@@ -186,6 +186,11 @@ impl EndpointTable {
         all.values().cloned().collect()
     }
 
+    /// The other hosts in it.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = PeerId> + '_ {
+        self.remote.keys().copied()
+    }
+
     pub(crate) fn version_of(&self, peer: PeerId) -> Option<u64> {
         self.remote.get(&peer).map(|remote| remote.version)
     }

@@ -192,7 +192,7 @@ impl Mesh {
         if let Some(what) = add.iter().find_map(EndpointInfo::fault) {
             return Err(MeshError::Malformed { peer, what });
         }
-        if self.table(vni).is_none() {
+        if vni != Vni::WEFT && !self.carries(peer, vni) {
             return Ok(());
         }
         let max = self.room_for_endpoints(peer, vni);

@@ -488,6 +488,7 @@ impl Mesh {
         let links = self.links.iter().filter(|(_, link)| changed || link.networks.owed);
         let peers: Vec<PeerId> = links.map(|(peer, _)| *peer).collect();
         peers.into_iter().for_each(|peer| self.send_networks(peer));
+        self.drop_uncarried();
         self.greet_sharers();
         self.tell_network_peers();
         self.find_clashes();
@@ -530,7 +531,7 @@ impl Mesh {
     }
 
     /// Whether this host and another hold a network and carry it between them.
-    fn carries(&self, peer: PeerId, vni: Vni) -> bool {
+    pub(crate) fn carries(&self, peer: PeerId, vni: Vni) -> bool {
         let they_rest = self.theirs(peer, vni).is_none_or(|theirs| theirs.resting);
         self.holds(vni) && !they_rest && self.has_same(peer, vni)
     }
@@ -597,8 +598,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// Tells each peer that has come to share a network all about it. Forgets the endpoints of linked peers that
-    /// share it no longer.
+    /// Tells each peer that has come to share a network all about it.
     fn greet_sharers(&mut self) {
         let vnis: Vec<Vni> = self.state.networks.keys().copied().collect();
         let mut shared = BTreeSet::new();
@@ -609,15 +609,25 @@ impl Mesh {
                     shared.insert((peer, *vni));
                 } else if told {
                     self.link_mut(peer, |link| drop(link.incoming.remove(vni)));
-                    if let Some(table) = self.table_mut(*vni) {
-                        table.drop_peer(peer);
-                    }
                 }
             }
         }
         let before = std::mem::replace(&mut self.networks.shared, shared.clone());
         for (peer, vni) in shared.difference(&before) {
             self.greet_on(*peer, *vni);
+        }
+    }
+
+    /// Forgets the endpoints of hosts, linked or not, with which a network is carried no longer.
+    fn drop_uncarried(&mut self) {
+        let tables = self.networks.tables();
+        let all = tables.flat_map(|(vni, table)| table.peers().map(move |peer| (peer, vni)));
+        let over: Vec<(PeerId, Vni)> =
+            all.filter(|(peer, vni)| !self.carries(*peer, *vni)).collect();
+        for (peer, vni) in over {
+            if let Some(table) = self.table_mut(vni) {
+                table.drop_peer(peer);
+            }
         }
     }
 

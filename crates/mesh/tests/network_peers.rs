@@ -1,0 +1,162 @@
+//! What a host believes of peers that have a network too: at rest, away, of an older release, founded apart.
+#![allow(clippy::unwrap_used)]
+
+mod net;
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use net::{lan, network_box};
+use weft_crypto::PeerId;
+use weft_mesh::{
+    AddressRange, Config, EndpointInfo, Founding, Hello, Holding, Mesh, Message, Network, NetworkId,
+    Output,
+};
+
+fn id(n: u8) -> PeerId {
+    PeerId::from_bytes([n; 32])
+}
+
+fn host(now: Instant) -> Mesh {
+    let mut config = Config::new(id(5), "me", 6783);
+    config.range = lan().range.unwrap();
+    config.founding = Founding::Found;
+    Mesh::new(now, config, None, [1; 32]).unwrap()
+}
+
+fn link(mesh: &mut Mesh, now: Instant, peer: u8) {
+    let hello = Hello { nickname: format!("host{peer}"), ..mesh.hello() };
+    mesh.handle_link_up(now, id(peer), hello, SocketAddr::from(([192, 0, 2, peer], 1))).unwrap();
+}
+
+fn drain(mesh: &mut Mesh) -> Vec<Output> {
+    std::iter::from_fn(|| mesh.poll_output()).collect()
+}
+
+fn founding(n: u8) -> Network {
+    Network { id: NetworkId([n; 16]), range6: "fd00:7::/64".parse().unwrap() }
+}
+
+/// Network `lan` as a host has it that gave of a founding.
+fn lan_of(n: u8) -> Holding {
+    Holding { definition: lan(), founding: Some(founding(n)), used: true, resting: false }
+}
+
+fn tell(mesh: &mut Mesh, now: Instant, peer: u8, networks: Vec<Holding>) {
+    let message = Message::Networks { first: true, more: false, networks, heard: Vec::new() };
+    mesh.handle_message(now, id(peer), message).unwrap();
+}
+
+fn on_lan(mesh: &mut Mesh, now: Instant, peer: u8, message: Message) {
+    let message = Message::On { vni: lan().vni, message: Box::new(message) };
+    mesh.handle_message(now, id(peer), message).unwrap();
+}
+
+/// All endpoints of a peer, or a part of them.
+fn endpoints(add: Vec<EndpointInfo>, more: bool) -> Message {
+    Message::Endpoints { version: 1, full: true, more, add, remove: Vec::new() }
+}
+
+/// A host that holds `lan`, with a peer that holds it by a founding and has a container on it.
+fn with_peer(now: Instant) -> Mesh {
+    let mut mesh = host(now);
+    link(&mut mesh, now, 7);
+    tell(&mut mesh, now, 7, vec![lan_of(1)]);
+    mesh.create_network(now, lan()).unwrap();
+    on_lan(&mut mesh, now, 7, endpoints(vec![network_box(7, 1)], false));
+    assert_eq!(mesh.endpoints(lan().vni).len(), 1);
+    drain(&mut mesh);
+    mesh
+}
+
+/// The endpoints of a peer are gone, and broadcasts of the network no longer go there.
+fn assert_gone(mesh: &mut Mesh, peer: u8) {
+    let (vni, add, peer) = (lan().vni, Vec::new(), id(peer));
+    let outputs = drain(mesh);
+    let remove = vec![(network_box(7, 1).mac, peer)];
+    assert!(outputs.contains(&Output::Endpoints { vni, add, remove }), "{outputs:?}");
+    let peers = outputs.iter().rev().find_map(|output| match output {
+        Output::NetworkPeers { vni, peers } if *vni == lan().vni => Some(peers),
+        _ => None,
+    });
+    assert!(!peers.unwrap().contains(&peer), "{outputs:?}");
+    assert!(!mesh.endpoints(vni).iter().any(|(_, of)| *of == peer));
+}
+
+/// The number of the range request that a host sends to a peer, if it does.
+fn request(outputs: &[Output], to: u8) -> Option<u64> {
+    outputs.iter().find_map(|output| match output {
+        Output::Send { peer, message: Message::On { vni, message } }
+            if *peer == id(to) && *vni == lan().vni =>
+        {
+            match &**message {
+                Message::RangeRequest { request, .. } => Some(*request),
+                _ => None,
+            }
+        }
+        _ => None,
+    })
+}
+
+fn grant(request: u64, n: u8) -> Message {
+    let ranges = vec![AddressRange::of_net("10.9.0.32/27".parse().unwrap())];
+    Message::RangeGrant { request, network: founding(n), ranges }
+}
+
+#[test]
+fn endpoints_of_a_host_that_let_go_of_a_network_while_away_are_dropped_and_no_more_are_taken() {
+    let now = Instant::now();
+    let mut mesh = with_peer(now);
+    mesh.handle_link_down(now, id(7));
+    link(&mut mesh, now, 7);
+    assert_eq!(mesh.endpoints(lan().vni).len(), 1, "it may hold the network still");
+    drain(&mut mesh);
+    let resting = Holding { resting: true, ..lan_of(1) };
+    tell(&mut mesh, now, 7, vec![resting]);
+    assert_gone(&mut mesh, 7);
+    on_lan(&mut mesh, now, 7, endpoints(vec![network_box(7, 1)], false));
+    assert_eq!(mesh.endpoints(lan().vni), []);
+    tell(&mut mesh, now, 7, vec![lan_of(1)]);
+    on_lan(&mut mesh, now, 7, endpoints(vec![network_box(7, 1)], false));
+    assert_eq!(mesh.endpoints(lan().vni).len(), 1, "it holds the network again");
+}
+
+#[test]
+fn a_host_that_comes_back_with_an_older_release_holds_nothing() {
+    let now = Instant::now();
+    let mut mesh = with_peer(now);
+    mesh.handle_link_down(now, id(7));
+    let hello = Hello { nickname: "old".into(), features: Vec::new(), ..mesh.hello() };
+    mesh.handle_link_up(now, id(7), hello, "192.0.2.7:1".parse().unwrap()).unwrap();
+    assert_gone(&mut mesh, 7);
+    let lan = mesh.networks().into_iter().find(|it| it.definition == lan()).unwrap();
+    assert_eq!(lan.hosts, []);
+}
+
+#[test]
+fn half_a_set_of_endpoints_goes_with_the_network() {
+    let now = Instant::now();
+    let mut mesh = with_peer(now);
+    on_lan(&mut mesh, now, 7, endpoints(vec![network_box(7, 2)], true));
+    mesh.remove_network(now, "lan").unwrap();
+    assert!(mesh.ipam_on(lan().vni).is_some(), "it rests");
+    mesh.create_network(now, lan()).unwrap();
+    on_lan(&mut mesh, now, 7, endpoints(vec![network_box(7, 3)], false));
+    let all: Vec<EndpointInfo> =
+        mesh.endpoints(lan().vni).into_iter().map(|(info, _)| info).collect();
+    assert_eq!(all, [network_box(7, 3)]);
+}
+
+#[test]
+fn endpoints_of_a_host_that_is_away_go_when_this_host_takes_ranges_of_another_founding() {
+    let now = Instant::now();
+    let mut mesh = with_peer(now);
+    mesh.handle_link_down(now, id(7));
+    link(&mut mesh, now, 8);
+    tell(&mut mesh, now, 8, vec![lan_of(2)]);
+    let number = request(&drain(&mut mesh), 8).unwrap();
+    on_lan(&mut mesh, now, 8, endpoints(vec![network_box(8, 1)], false));
+    on_lan(&mut mesh, now, 8, grant(number, 2));
+    assert_gone(&mut mesh, 7);
+    assert_eq!(mesh.endpoints(lan().vni), [(network_box(8, 1), id(8))]);
+}
