@@ -361,9 +361,13 @@ impl Mesh {
         all.flat_map(|vni| self.sharers(vni).into_iter().map(move |peer| (vni, peer))).collect()
     }
 
-    /// A link came up: what the peer held before counts until it says what it holds now.
+    /// A link came up: what the peer held before counts until it says what it holds now. A host of an older release
+    /// holds nothing and does not say so.
     pub(crate) fn networks_link_up(&mut self, peer: PeerId) {
         self.networks.changed = true;
+        if !self.links.get(&peer).is_some_and(|link| link.networks.able) {
+            self.networks.theirs.remove(&peer);
+        }
         if let Some(theirs) = self.networks.theirs.get_mut(&peer) {
             theirs.expires = None;
         }
