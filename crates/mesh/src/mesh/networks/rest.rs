@@ -76,6 +76,11 @@ impl Mesh {
         let changes = held.endpoints.changes();
         self.networks.revision += held.endpoints.revision() + 1;
         self.networks.shared.retain(|(_, of)| *of != vni);
+        // Lists of claims go on: they are about the ranges, which may rest.
+        for incoming in self.links.values_mut().filter_map(|link| link.incoming.get_mut(&vni)) {
+            incoming.new_endpoints = None;
+            incoming.endpoints_asked = false;
+        }
         self.networks.changed = true;
         self.dirty = true;
         let Some(saved) = self.state.networks.get_mut(&vni) else { return };
