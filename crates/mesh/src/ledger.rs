@@ -7,6 +7,7 @@ use std::net::Ipv4Addr;
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
+use weft_packet::vxlan::Vni;
 
 use crate::error::MeshError;
 use crate::limits::{GRANTS_MAX, GRANTS_PER_PEER_MAX, RANGES_PER_PEER_MAX, REQUESTS_MAX};
@@ -47,6 +48,9 @@ pub(crate) enum Holder {
         owner: String,
         /// Given by `allocate`, not claimed.
         automatic: bool,
+        /// The network without ranges of its own that it is on; `None`: the network of the ranges.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        on: Option<Vni>,
     },
     /// A container of another host.
     Peer {
@@ -64,6 +68,9 @@ pub(crate) struct Held {
     pub(crate) owner: String,
     /// The owner of the range that it is from.
     pub(crate) from: PeerId,
+    /// The network without ranges of its own that it is on; `None`: the network of the ranges.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) on: Option<Vni>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -163,16 +170,26 @@ impl Ledger {
         self.taken.iter().filter(move |(_, holder)| theirs(holder)).map(|(a, _)| *a)
     }
 
-    /// Whether a container of this host has an address, of own ranges or others.
-    pub(crate) fn has_own_use(&self) -> bool {
-        let local = |holder: &Holder| matches!(holder, Holder::Local { .. });
-        !self.held.is_empty() || self.taken.values().any(local)
+    /// Containers of this host that have addresses, of own ranges and others, on a network without ranges of its own;
+    /// `None`: on the network of the ranges. One may come twice.
+    pub(crate) fn owners(&self, on: Option<Vni>) -> impl Iterator<Item = &str> {
+        let taken = self.taken.values().filter_map(move |holder| match holder {
+            Holder::Local { owner, on: of, .. } if *of == on => Some(owner.as_str()),
+            _ => None,
+        });
+        let held = self.held.values().filter(move |held| held.on == on);
+        taken.chain(held.map(|held| held.owner.as_str()))
     }
 
-    /// How many addresses containers of this host have, of own ranges and others.
-    pub(crate) fn own_use(&self) -> usize {
-        let local = |holder: &&Holder| matches!(holder, Holder::Local { .. });
-        self.taken.values().filter(local).count() + self.held.len()
+    /// Notes which network an address of an own container is on: a state of an earlier release does not say it.
+    /// Whether that is news.
+    pub(crate) fn note_network(&mut self, address: Ipv4Addr, network: Option<Vni>) -> bool {
+        let known = match (self.taken.get_mut(&address), self.held.get_mut(&address)) {
+            (Some(Holder::Local { on, .. }), _) => on,
+            (_, Some(held)) => &mut held.on,
+            _ => return false,
+        };
+        std::mem::replace(known, network) != network
     }
 
     /// Takes a founding back; only if nothing of it is touched.
@@ -299,12 +316,18 @@ impl Ledger {
 
     /// The address that `allocate` gave this owner before.
     pub(crate) fn allocated(&self, owner: &str) -> Option<Ipv4Addr> {
-        let automatic = |holder: &Holder| matches!(holder, Holder::Local { owner: o, automatic: true } if o == owner);
+        let automatic = |holder: &Holder| matches!(holder, Holder::Local { owner: o, automatic: true, .. } if o == owner);
         self.taken.iter().find(|(_, holder)| automatic(holder)).map(|(address, _)| *address)
     }
 
-    /// Takes the next free address of a subnet from the own ranges.
-    pub(crate) fn allocate(&mut self, owner: &str, subnet: Ipv4Net) -> Option<Ipv4Addr> {
+    /// Takes the next free address of a subnet from the own ranges, for a container on the network of the ranges or on
+    /// one without its own.
+    pub(crate) fn allocate(
+        &mut self,
+        owner: &str,
+        on: Option<Vni>,
+        subnet: Ipv4Net,
+    ) -> Option<Ipv4Addr> {
         let owned = self.owned();
         let runs: Vec<AddressRange> = owned.within(subnet).collect();
         let from = u32::from(self.cursor);
@@ -319,7 +342,7 @@ impl Ledger {
         let address = around.into_iter().find_map(|(first, last)| (first..=last).find(free))?;
         self.cursor = address.wrapping_add(1).into();
         let address = Ipv4Addr::from(address);
-        let holder = Holder::Local { owner: owner.to_owned(), automatic: true };
+        let holder = Holder::Local { owner: owner.to_owned(), automatic: true, on };
         self.taken.insert(address, holder);
         Some(address)
     }

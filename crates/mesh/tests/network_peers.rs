@@ -9,8 +9,8 @@ use std::time::Instant;
 use net::{lan, network_box};
 use weft_crypto::PeerId;
 use weft_mesh::{
-    AddressRange, Config, EndpointInfo, Founding, Hello, Holding, Mesh, Message, Network, NetworkId,
-    Output,
+    AddressRange, Config, EndpointInfo, Founding, Hello, Holding, Mesh, Message, Network,
+    NetworkId, Output,
 };
 
 fn id(n: u8) -> PeerId {

@@ -322,7 +322,11 @@ fn lists_that_no_correct_host_sends_are_refused_and_change_nothing() {
     let mut results = (0..5).map(|part| {
         let networks = many(part * limits::NETWORKS_PER_MESSAGE_MAX);
         let (first, networks) = (part == 0, networks.into_iter().map(holding).collect());
-        mesh.handle_message(now, id(7), Message::Networks { first, more: true, networks, heard: Vec::new() })
+        mesh.handle_message(
+            now,
+            id(7),
+            Message::Networks { first, more: true, networks, heard: Vec::new() },
+        )
     });
     assert!(results.by_ref().take(4).all(|result| result.is_ok()));
     assert!(matches!(results.next().unwrap(), Err(MeshError::TooMany { .. })));

@@ -11,8 +11,8 @@ use ipnet::{IpNet, Ipv4Net};
 use net::{Counters, Net, for_seeds, lan};
 use weft_crypto::PeerId;
 use weft_mesh::{
-    AddressError, Change, Config, Founding, Hello, Mesh, Message, NetworkClash, NetworkDefinition,
-    NetworkError, NetworkId, Origin, Output, Ticket, Vni, limits,
+    AddressError, Change, Config, Founding, Hello, Holding, Mesh, Message, NetworkClash,
+    NetworkDefinition, NetworkError, NetworkId, Origin, Output, Ticket, Vni, limits,
 };
 
 const RANGE: &str = "10.9.0.0/26";
@@ -119,6 +119,72 @@ fn a_network_without_a_range_takes_addresses_of_weft() {
     assert!(matches!(answer(&mut mesh), Err(AddressError::Taken { .. })));
     assert_eq!(mesh.release(now, "a/shop").len(), 2);
     mesh.remove_network(now, "shop").unwrap();
+}
+
+fn restart(mesh: &mut Mesh, now: Instant, change: impl Fn(&str) -> String) -> Mesh {
+    let saved = drain(mesh).into_iter().rev().find_map(|output| match output {
+        Output::Persist(state) => Some(serde_json::to_string(&*state).unwrap()),
+        _ => None,
+    });
+    let saved = serde_json::from_str(&change(&saved.unwrap())).unwrap();
+    let mut config = Config::new(id(5), "me", 6783);
+    config.range = RANGE.parse().unwrap();
+    Mesh::new(now, config, Some(saved), [2; 32]).unwrap()
+}
+
+#[test]
+fn an_address_of_weft_keeps_the_network_that_it_is_on() {
+    let now = Instant::now();
+    for claimed in [false, true] {
+        let mut mesh = founder(now);
+        let shop = NetworkDefinition::new("shop");
+        mesh.create_network(now, shop.clone()).unwrap();
+        let ask = |mesh: &mut Mesh| match claimed {
+            true => mesh.claim(now, shop.vni, "a/shop", "10.9.0.7/26".parse().unwrap()),
+            false => mesh.allocate(now, shop.vni, "a/shop"),
+        };
+        ask(&mut mesh);
+        let in_use = Err(NetworkError::InUse { name: "shop".into(), containers: 1 });
+        assert_eq!(mesh.remove_network(now, "shop"), in_use);
+        let mut mesh = restart(&mut mesh, now, str::to_owned);
+        assert_eq!(mesh.remove_network(now, "shop"), in_use);
+
+        // A state of an earlier release does not say which network: the next request does.
+        let on = format!(r#","on":{}"#, shop.vni);
+        ask(&mut mesh);
+        mesh.claim(now, Vni::WEFT, "b", "10.9.0.8/26".parse().unwrap());
+        let mut mesh = restart(&mut mesh, now, |saved| {
+            assert_eq!(saved.matches(&on).count(), 1, "{saved}");
+            saved.replace(&on, "")
+        });
+        ask(&mut mesh);
+        assert_eq!(mesh.remove_network(now, "shop"), in_use);
+        assert_eq!(mesh.release(now, "a/shop").len(), 1);
+        mesh.remove_network(now, "shop").unwrap();
+    }
+}
+
+#[test]
+fn a_joined_network_stays_while_a_container_has_an_address_of_weft_on_it() {
+    let mut now = Instant::now();
+    let mut mesh = founder(now);
+    let hello = Hello { nickname: "other".into(), ..mesh.hello() };
+    mesh.handle_link_up(now, id(7), hello, "192.0.2.7:6783".parse().unwrap()).unwrap();
+    let definition = NetworkDefinition::new("shop");
+    let shop = Holding { definition, founding: None, used: false, resting: false };
+    let networks = vec![shop];
+    let told = Message::Networks { first: true, more: false, networks, heard: Vec::new() };
+    mesh.handle_message(now, id(7), told).unwrap();
+    let vni = mesh.join_network(now, "shop").unwrap();
+    allocate(&mut mesh, now, vni, "a/shop").unwrap();
+    let here = |mesh: &Mesh| mesh.networks().iter().any(|it| it.definition.vni == vni && it.here);
+    now += Duration::from_secs(2 * limits::NETWORK_IDLE_S);
+    mesh.handle_timeout(now);
+    assert!(here(&mesh));
+    mesh.release(now, "a/shop");
+    now += Duration::from_secs(limits::NETWORK_IDLE_S);
+    mesh.handle_timeout(now);
+    assert!(!here(&mesh));
 }
 
 fn hosts(seed: u64, count: usize) -> Net {

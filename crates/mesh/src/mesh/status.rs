@@ -184,7 +184,7 @@ impl Mesh {
         let mut all = Vec::new();
         for (vni, ledger) in self.state.ledgers() {
             let own = ledger.taken.iter().filter_map(|(address, holder)| match holder {
-                Holder::Local { owner, automatic } => Some(Allocation {
+                Holder::Local { owner, automatic, .. } => Some(Allocation {
                     vni,
                     owner: owner.clone(),
                     address: (*address).into(),

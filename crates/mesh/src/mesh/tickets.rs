@@ -64,6 +64,18 @@ impl Pending {
     pub(crate) fn is_on(&self, vni: Vni) -> bool {
         self.vni == vni
     }
+
+    /// The network, if it has no ranges of its own.
+    fn on_shared(&self) -> Option<Vni> {
+        (self.vni != self.allocator).then_some(self.vni)
+    }
+}
+
+/// The ranges that an address is from, and the network that it is on if that has none of its own.
+#[derive(Clone, Copy)]
+struct Of {
+    allocator: Vni,
+    on: Option<Vni>,
 }
 
 impl Mesh {
@@ -235,10 +247,11 @@ impl Mesh {
         for ticket in open {
             let Some(mut pending) = self.pending.remove(&ticket) else { continue };
             let late = pending.deadline <= now;
-            let (vni, allocator, owner) = (pending.vni, pending.allocator, pending.owner.clone());
+            let (vni, owner) = (pending.vni, pending.owner.clone());
+            let of = Of { allocator: pending.allocator, on: pending.on_shared() };
             let result = match &mut pending.want {
-                Want::Any { short } => self.try_any(now, allocator, &owner, short, late),
-                Want::Claim(claim) => self.try_claim(now, allocator, &owner, claim, late),
+                Want::Any { short } => self.try_any(now, of, &owner, short, late),
+                Want::Claim(claim) => self.try_claim(now, of, &owner, claim, late),
             };
             match result {
                 Some(result) => self.emit(Output::Answer { ticket, vni, result }),
@@ -258,7 +271,7 @@ impl Mesh {
     fn try_any(
         &mut self,
         now: Instant,
-        allocator: Vni,
+        Of { allocator, on }: Of,
         owner: &str,
         short: &mut bool,
         late: bool,
@@ -276,11 +289,11 @@ impl Mesh {
         }
         let ledger = self.state.ledger_mut(allocator)?;
         let before = ledger.allocated(owner);
-        let Some(address) = before.or_else(|| ledger.allocate(owner, subnet)) else {
+        let Some(address) = before.or_else(|| ledger.allocate(owner, on, subnet)) else {
             *short = true;
             return late.then(|| Err(self.no_space(allocator)));
         };
-        self.dirty |= before.is_none();
+        self.dirty |= ledger.note_network(address, on) || before.is_none();
         Some(Ok(self.pair_of(allocator, network, address)))
     }
 
@@ -454,12 +467,12 @@ impl Mesh {
     fn try_claim(
         &mut self,
         now: Instant,
-        allocator: Vni,
+        of: Of,
         owner: &str,
         claim: &mut Claim,
         late: bool,
     ) -> Option<Result<Vec<IpNet>, AddressError>> {
-        let address = claim.net.addr();
+        let (address, allocator) = (claim.net.addr(), of.allocator);
         if let Some(result) = self.while_unsure(late) {
             return result;
         }
@@ -470,7 +483,7 @@ impl Mesh {
         if self.unheard_until(now, allocator).is_some() {
             return late.then(unheard);
         }
-        if let Some(result) = self.claim_here(allocator, owner, claim) {
+        if let Some(result) = self.claim_here(of, owner, claim) {
             return Some(result);
         }
         if let Some((peer, _)) = claim.asked {
@@ -512,7 +525,7 @@ impl Mesh {
     /// already.
     fn claim_here(
         &mut self,
-        allocator: Vni,
+        Of { allocator, on }: Of,
         owner: &str,
         claim: &Claim,
     ) -> Option<Result<Vec<IpNet>, AddressError>> {
@@ -521,10 +534,13 @@ impl Mesh {
             Some(Err(AddressError::Taken { address, container: container.to_owned(), host }))
         };
         let here = self.name_of(self.config.local);
-        let ledger = self.state.ledger(allocator)?;
+        let ledger = self.state.ledger_mut(allocator)?;
         if let Some(held) = ledger.held.get(&claim.slot) {
-            let same = held.owner == owner;
-            return if same { Some(Ok(vec![claim.net])) } else { taken(&held.owner, here) };
+            if held.owner != owner {
+                return taken(&held.owner, here);
+            }
+            self.dirty |= ledger.note_network(claim.slot, on);
+            return Some(Ok(vec![claim.net]));
         }
         let rival = self.pending.values().find(|pending| {
             let asked = |other: &Claim| other.slot == claim.slot && other.asked.is_some();
@@ -535,19 +551,26 @@ impl Mesh {
         if let Some(rival) = rival {
             return taken(&rival.owner, here);
         }
+        let ledger = self.state.ledger_mut(allocator)?;
         if !ledger.owned().contains(claim.slot) {
             return None;
         }
         match ledger.taken.get(&claim.slot) {
             None => {
-                let holder = Holder::Local { owner: owner.to_owned(), automatic: false };
-                self.state.ledger_mut(allocator)?.taken.insert(claim.slot, holder);
+                let holder = Holder::Local { owner: owner.to_owned(), automatic: false, on };
+                ledger.taken.insert(claim.slot, holder);
                 self.dirty = true;
                 Some(Ok(vec![claim.net]))
             }
-            Some(Holder::Local { owner: other, .. }) if other == owner => Some(Ok(vec![claim.net])),
+            Some(Holder::Local { owner: other, .. }) if other == owner => {
+                self.dirty |= ledger.note_network(claim.slot, on);
+                Some(Ok(vec![claim.net]))
+            }
             Some(Holder::Local { owner: other, .. }) => taken(other, here),
-            Some(Holder::Peer { peer, container }) => taken(container, self.name_of(*peer)),
+            Some(Holder::Peer { peer, container }) => {
+                let (peer, container) = (*peer, container.clone());
+                taken(&container, self.name_of(peer))
+            }
         }
     }
 
@@ -634,15 +657,13 @@ impl Mesh {
             return;
         };
         let ticket = *ticket;
-        let Some(Pending { vni, owner, want: Want::Claim(claim), .. }) =
-            self.pending.get_mut(&ticket)
-        else {
-            return;
-        };
+        let Some(pending) = self.pending.get_mut(&ticket) else { return };
+        let on = pending.on_shared();
+        let Pending { vni, owner, want: Want::Claim(claim), .. } = pending else { return };
         let (vni, net, address) = (*vni, claim.net, claim.net.addr());
         let result = match result {
             ClaimResult::Given => {
-                let held = Held { owner: owner.clone(), from: peer };
+                let held = Held { owner: owner.clone(), from: peer, on };
                 let Some(ledger) = self.state.ledger_mut(allocator) else { return };
                 ledger.held.insert(claim.slot, held);
                 self.dirty = true;

@@ -1,11 +1,11 @@
 //! Letting go of networks: in use, idle, ended, at rest, and dropped with their ranges.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use weft_packet::vxlan::Vni;
 
-use super::{Held, are_apart};
+use super::are_apart;
 use crate::endpoint::EndpointTable;
 use crate::ledger::Ledger;
 use crate::limits::{NETWORK_IDLE_S, NETWORKS_MAX};
@@ -16,21 +16,29 @@ use crate::state::SavedNetwork;
 impl Mesh {
     /// Whether a container of this host is on a network, has an address of it, or waits for one.
     fn is_used(&self, vni: Vni) -> bool {
-        let own = self.state.networks.get(&vni).and_then(|saved| saved.ledger.as_ref());
         self.table(vni).is_some_and(|table| table.local_count() > 0)
-            || own.is_some_and(Ledger::has_own_use)
-            || self.state.outside(vni).is_some_and(|outside| !outside.is_empty())
             || self.pending.values().any(|pending| pending.is_on(vni))
+            || self.owners_on(vni).next().is_some()
+    }
+
+    /// Containers of this host that have addresses on a network; one may come twice.
+    fn owners_on(&self, vni: Vni) -> impl Iterator<Item = &str> {
+        let owners = self.state.networks.get(&vni).map(|saved| {
+            let (ledger, on) = match &saved.ledger {
+                Some(ledger) => (ledger, None),
+                None => (&self.state.weft, Some(vni)),
+            };
+            saved.outside.values().map(String::as_str).chain(ledger.owners(on))
+        });
+        owners.into_iter().flatten()
     }
 
     /// How many containers of this host are on a network, have addresses of it, or wait for one.
     pub(super) fn use_of(&self, vni: Vni) -> usize {
         let endpoints = self.table(vni).map_or(0, EndpointTable::local_count);
-        let own = self.state.networks.get(&vni).and_then(|saved| saved.ledger.as_ref());
-        let given = own.map_or(0, Ledger::own_use);
-        let outside = self.state.outside(vni).map_or(0, BTreeMap::len);
+        let owners = self.owners_on(vni).collect::<BTreeSet<&str>>().len();
         let waiting = self.pending.values().filter(|pending| pending.is_on(vni)).count();
-        endpoints.max(given + outside).max(waiting)
+        endpoints.max(owners).max(waiting)
     }
 
     /// Drops resting ledgers that stand in the way of a network: of its name or VNI, and one if there are too many.
@@ -51,22 +59,17 @@ impl Mesh {
 
     /// Lets go of joined networks that no container has used for a while.
     pub(super) fn end_idle_networks(&mut self, now: Instant) {
-        let used: BTreeSet<Vni> =
-            self.networks.held.keys().copied().filter(|vni| self.is_used(*vni)).collect();
-        for (vni, held) in &mut self.networks.held {
-            match used.contains(vni) {
-                true => held.idle_since = None,
-                false => drop(held.idle_since.get_or_insert(now)),
+        let joined = self.state.networks.iter().filter(|(_, it)| !it.created && !it.resting);
+        let joined: Vec<(Vni, bool)> = joined.map(|(vni, _)| (*vni, self.is_used(*vni))).collect();
+        let limit = Duration::from_secs(NETWORK_IDLE_S);
+        for (vni, used) in joined {
+            let Some(held) = self.networks.held.get_mut(&vni) else { continue };
+            if used {
+                held.idle_since = None;
+            } else if *held.idle_since.get_or_insert(now) + limit <= now {
+                self.end_network(vni);
             }
         }
-        let limit = Duration::from_secs(NETWORK_IDLE_S);
-        let over = |(vni, held): (&Vni, &Held)| {
-            let created = self.state.networks.get(vni).is_some_and(|saved| saved.created);
-            let idle = held.idle_since.is_some_and(|since| since + limit <= now);
-            (idle && !created).then_some(*vni)
-        };
-        let over: Vec<Vni> = self.networks.held.iter().filter_map(over).collect();
-        over.into_iter().for_each(|vni| self.end_network(vni));
     }
 
     /// Lets go of a network. Ranges of it rest.
