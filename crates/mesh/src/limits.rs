@@ -20,8 +20,8 @@ pub const HELD_OUTPUTS_MAX: usize = 1024;
 pub const NICKNAME_BYTES_MAX: usize = 255;
 /// Length of a container id, a container name or an allocation's owner in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
-/// Networks, besides `weft`, that one host may hold.
-pub const NETWORKS_MAX: usize = 256;
+/// Networks, besides `weft`, that one host may hold. With `weft` as many as an engine takes.
+pub const NETWORKS_MAX: usize = 255;
 /// Networks in one message.
 pub const NETWORKS_PER_MESSAGE_MAX: usize = 64;
 /// Length of a network's name in bytes: a label in DNS.
