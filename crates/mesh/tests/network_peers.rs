@@ -4,13 +4,13 @@
 mod net;
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use net::{lan, network_box};
 use weft_crypto::PeerId;
 use weft_mesh::{
     AddressRange, Config, EndpointInfo, Founding, Hello, Holding, Mesh, Message, Network,
-    NetworkId, Output,
+    NetworkDefinition, NetworkId, Output, limits,
 };
 
 fn id(n: u8) -> PeerId {
@@ -159,4 +159,28 @@ fn endpoints_of_a_host_that_is_away_go_when_this_host_takes_ranges_of_another_fo
     on_lan(&mut mesh, now, 8, grant(number, 2));
     assert_gone(&mut mesh, 7);
     assert_eq!(mesh.endpoints(lan().vni), [(network_box(8, 1), id(8))]);
+}
+
+#[test]
+fn a_network_whose_ranges_rest_here_needs_no_room() {
+    let mut now = Instant::now();
+    let mut mesh = host(now);
+    // It never says which networks it has: so ranges rest.
+    link(&mut mesh, now, 7);
+    let other = NetworkDefinition { range: lan().range, ..NetworkDefinition::new("lan2") };
+    for network in [lan(), other.clone()] {
+        mesh.create_network(now, network).unwrap();
+    }
+    now += Duration::from_millis(limits::RANGE_FOUND_ALONE_MS);
+    mesh.handle_timeout(now);
+    for name in ["lan", "lan2"] {
+        mesh.remove_network(now, name).unwrap();
+    }
+    for n in 2..limits::NETWORKS_MAX {
+        mesh.create_network(now, NetworkDefinition::new(format!("n{n}"))).unwrap();
+    }
+    mesh.create_network(now, lan()).unwrap();
+    assert!(mesh.ipam_on(other.vni).is_some(), "its ranges rest still");
+    mesh.create_network(now, NetworkDefinition::new("more")).unwrap();
+    assert!(mesh.ipam_on(other.vni).is_none(), "they made room");
 }

@@ -51,7 +51,9 @@ impl Mesh {
         let other = resting.clone().find(|saved| saved.definition != *definition);
         let mut over: Vec<Vni> =
             resting.filter(|saved| unlike(saved)).map(|saved| saved.definition.vni).collect();
-        if over.is_empty() && self.state.networks.len() >= NETWORKS_MAX {
+        let is_there =
+            self.state.networks.get(&definition.vni).is_some_and(|it| it.definition == *definition);
+        if over.is_empty() && !is_there && self.state.networks.len() >= NETWORKS_MAX {
             over.extend(other.map(|saved| saved.definition.vni));
         }
         over.into_iter().for_each(|vni| self.drop_network(vni));
