@@ -143,6 +143,9 @@ pub struct Holding {
     /// The host does not hold the network; it has ranges of it still.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub resting: bool,
+    /// The host does not know that its state is the newest: the founding may be over, and nobody yields to it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unsure: bool,
 }
 
 impl Holding {

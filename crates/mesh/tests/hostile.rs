@@ -109,7 +109,8 @@ impl Source {
             Network { id: NetworkId([self.below(3) as u8; 16]), range6 }
         });
         let founding = founding.filter(|_| definition.range.is_some() || self.below(9) == 0);
-        Holding { definition, founding, used: self.below(2) == 0, resting: self.below(4) == 0 }
+        let (used, resting) = (self.below(2) == 0, self.below(4) == 0);
+        Holding { definition, founding, used, resting, unsure: self.below(4) == 0 }
     }
 
     fn network(&mut self) -> NetworkDefinition {

@@ -39,7 +39,13 @@ fn founding(n: u8) -> Network {
 
 /// Network `lan` as a host has it that gave of a founding.
 fn lan_of(n: u8) -> Holding {
-    Holding { definition: lan(), founding: Some(founding(n)), used: true, resting: false }
+    Holding {
+        definition: lan(),
+        founding: Some(founding(n)),
+        used: true,
+        resting: false,
+        unsure: false,
+    }
 }
 
 fn tell(mesh: &mut Mesh, now: Instant, peer: u8, networks: Vec<Holding>) {
@@ -183,4 +189,28 @@ fn a_network_whose_ranges_rest_here_needs_no_room() {
     assert!(mesh.ipam_on(other.vni).is_some(), "its ranges rest still");
     mesh.create_network(now, NetworkDefinition::new("more")).unwrap();
     assert!(mesh.ipam_on(other.vni).is_none(), "they made room");
+}
+
+#[test]
+fn a_host_that_joins_asks_no_resting_host_while_another_holds_the_network_by_another_founding() {
+    let now = Instant::now();
+    let mut mesh = host(now);
+    for peer in [7, 8] {
+        link(&mut mesh, now, peer);
+    }
+    let resting = Holding { resting: true, ..lan_of(2) };
+    tell(&mut mesh, now, 8, vec![resting.clone()]);
+    tell(&mut mesh, now, 7, vec![lan_of(1)]);
+    drain(&mut mesh);
+    mesh.join_network(now, "lan").unwrap();
+    let outputs = drain(&mut mesh);
+    let number = request(&outputs, 7).unwrap();
+    assert_eq!(request(&outputs, 8), None);
+    let refused = Message::RangeRefused { request: number, reason: "no".into(), ask: None };
+    on_lan(&mut mesh, now, 7, refused);
+    assert_eq!(request(&drain(&mut mesh), 8), None);
+    on_lan(&mut mesh, now, 8, grant(number, 2));
+    assert_eq!(mesh.ipam_on(lan().vni).unwrap().network, None);
+    on_lan(&mut mesh, now, 7, grant(number, 1));
+    assert_eq!(mesh.ipam_on(lan().vni).unwrap().network, Some(founding(1)));
 }

@@ -61,7 +61,7 @@ fn with_mtu(mtu: u16) -> NetworkDefinition {
 }
 
 fn holding(definition: NetworkDefinition) -> Holding {
-    Holding { definition, founding: None, used: false, resting: false }
+    Holding { definition, founding: None, used: false, resting: false, unsure: false }
 }
 
 fn list(networks: &[NetworkDefinition]) -> Message {
@@ -288,7 +288,8 @@ fn as_many_networks_as_there_may_be_are_told_in_parts_and_taken() {
     assert_eq!(other.networks().len(), 1 + limits::NETWORKS_MAX);
     let range6 = many(0).range6.unwrap();
     let founding = Some(Network { id: NetworkId([255; 16]), range6 });
-    let full = |n| Holding { definition: many(n), founding, used: true, resting: true };
+    let full =
+        |n| Holding { definition: many(n), founding, used: true, resting: true, unsure: true };
     let networks: Vec<_> = (0..limits::NETWORKS_PER_MESSAGE_MAX).map(full).collect();
     let longest = Message::Networks { first: true, more: false, networks, heard: Vec::new() };
     let bytes = serde_json::to_vec(&longest).unwrap().len();

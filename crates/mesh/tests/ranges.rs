@@ -171,7 +171,7 @@ fn a_joined_network_stays_while_a_container_has_an_address_of_weft_on_it() {
     let hello = Hello { nickname: "other".into(), ..mesh.hello() };
     mesh.handle_link_up(now, id(7), hello, "192.0.2.7:6783".parse().unwrap()).unwrap();
     let definition = NetworkDefinition::new("shop");
-    let shop = Holding { definition, founding: None, used: false, resting: false };
+    let shop = Holding { definition, founding: None, used: false, resting: false, unsure: false };
     let networks = vec![shop];
     let told = Message::Networks { first: true, more: false, networks, heard: Vec::new() };
     mesh.handle_message(now, id(7), told).unwrap();
@@ -523,6 +523,34 @@ fn a_restored_state_gives_nothing_of_any_network() {
             net.hosts[1].failed
         );
     }
+}
+
+/// A backup from the time when a host had given of a founding that is over by now.
+#[test]
+fn nobody_yields_to_a_restored_state() {
+    let mut net = hosts(7, 2);
+    net.create(1, lan()).unwrap();
+    let owner = net.attach_on(1, "lan", None).unwrap();
+    net.settle(2);
+    let backup = net.hosts[1].disk.clone().unwrap();
+    net.detach(1, &owner);
+    net.remove(1, "lan").unwrap();
+    net.settle(2);
+    net.create(0, lan()).unwrap();
+    net.settle(2);
+    let before = foundings(&net);
+    assert_eq!((before.len(), owned(&net)), (1, vec![64, 0]));
+    net.crash(1);
+    net.hosts[1].disk = Some(backup);
+    net.hosts[1].origin = Some(Origin { last_generation: None, copied: true });
+    net.settle(1);
+    net.start(1);
+    net.settle(10);
+    assert!(net.hosts[1].mesh.as_ref().unwrap().unsure().is_some());
+    net.attach_on(0, "lan", None).unwrap();
+    net.settle(5);
+    assert!(before.is_subset(&foundings(&net)));
+    assert_eq!(given(&net), 1, "{}", net.hosts[0].failed);
 }
 
 fn random_event(net: &mut Net) {

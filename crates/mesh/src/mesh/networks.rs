@@ -338,6 +338,14 @@ impl Mesh {
         theirs.into_iter().any(|theirs| theirs.founding.is_some())
     }
 
+    /// The foundings of hosts, linked or not long gone, that hold a network. None of `weft`.
+    pub(crate) fn live_foundings(&self, vni: Vni) -> impl Iterator<Item = Network> {
+        let theirs =
+            self.networks.theirs.keys().filter_map(move |peer| self.theirs_if_equal(*peer, vni));
+        let live = theirs.filter(|theirs| !theirs.resting && !theirs.unsure);
+        live.filter_map(|theirs| theirs.founding)
+    }
+
     /// Whether messages about a network count between this host and a peer.
     pub(crate) fn shares(&self, peer: PeerId, vni: Vni) -> bool {
         let Some(link) = self.links.get(&peer) else { return false };
@@ -504,15 +512,18 @@ impl Mesh {
             founding: saved.ledger.as_ref().and_then(|ledger| ledger.network),
             used: saved.ledger.as_ref().is_some_and(Ledger::is_touched),
             resting: saved.resting,
+            unsure: !self.standing.is_sure() && saved.ledger.is_some(),
         };
         self.state.networks.values().map(holding).collect()
     }
 
-    /// Whether the first address or range of a founding was given since peers were told that none was.
+    /// Whether the first address or range of a founding was given, or the state came to be sure or not, since peers
+    /// were told.
     fn is_use_untold(&self) -> bool {
+        let unsure = !self.standing.is_sure();
         self.networks.told.iter().any(|told| {
             let ledger = self.state.ledger(told.definition.vni);
-            ledger.is_some_and(|ledger| ledger.is_touched() != told.used)
+            ledger.is_some_and(|it| it.is_touched() != told.used || unsure != told.unsure)
         })
     }
 

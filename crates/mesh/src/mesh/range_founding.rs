@@ -162,7 +162,8 @@ impl Mesh {
             let Some(ledger) = self.state.ledger(vni) else { continue };
             let Some(ours) = ledger.network.filter(|_| !ledger.is_touched()) else { continue };
             let stronger = self.links.keys().any(|peer| {
-                let theirs = self.theirs_if_equal(*peer, vni).filter(|theirs| !theirs.resting);
+                let theirs = self.theirs_if_equal(*peer, vni);
+                let theirs = theirs.filter(|theirs| !theirs.resting && !theirs.unsure);
                 let Some(theirs) = theirs else { return false };
                 let apart = theirs.founding.filter(|theirs| theirs.id != ours.id);
                 apart.is_some_and(|it| theirs.used || it.id < ours.id)

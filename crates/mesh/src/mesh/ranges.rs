@@ -184,10 +184,20 @@ impl Mesh {
         let refused = self.spaces.get(&vni).map(|space| &space.ask.refused);
         let open = self.links.keys().copied().filter(|peer| {
             let theirs = self.founding_of(*peer, vni);
-            let founded = theirs.is_some() && (ours.is_none() || theirs == ours);
-            founded && !refused.is_some_and(|refused| refused.contains_key(peer))
+            let fits = theirs.is_some_and(|theirs| match ours {
+                Some(ours) => theirs == ours,
+                None => self.may_take_of(theirs, vni),
+            });
+            fits && !refused.is_some_and(|refused| refused.contains_key(peer))
         });
         open.max_by_key(|peer| self.free_of(*peer, vni))
+    }
+
+    /// Whether a host without ranges of a network may take some of a founding: hosts that hold the network have it, or
+    /// those that do have none.
+    fn may_take_of(&self, founding: Network, vni: Vni) -> bool {
+        let mut live = self.live_foundings(vni).peekable();
+        live.peek().is_none() || live.any(|it| it == founding)
     }
 
     /// How many addresses another host has free, as far as it told.
@@ -288,7 +298,9 @@ impl Mesh {
         // In a network with its own ranges, a grant of another founding may still be on its way.
         let theirs = self.founding_of(from, vni);
         let apart = vni != Vni::WEFT
-            && (theirs != Some(network) || ledger.network.is_some_and(|ours| ours != network));
+            && (theirs != Some(network)
+                || ledger.network.is_some_and(|ours| ours != network)
+                || (ledger.network.is_none() && !self.may_take_of(network, vni)));
         if !ledger.has_issued(request) || !may || apart {
             return Ok(());
         }

@@ -120,7 +120,7 @@ impl Mesh {
             let mut held = theirs.filter(|theirs| !theirs.resting).peekable();
             match held.peek() {
                 None => all_known,
-                Some(_) => held.all(|theirs| are_apart(ours, theirs.founding)),
+                Some(_) => held.all(|theirs| !theirs.unsure && are_apart(ours, theirs.founding)),
             }
         };
         let resting = self.state.networks.iter().filter(|(_, saved)| saved.resting);
