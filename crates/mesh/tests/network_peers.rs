@@ -199,7 +199,7 @@ fn a_host_that_joins_asks_no_resting_host_while_another_holds_the_network_by_ano
         link(&mut mesh, now, peer);
     }
     let resting = Holding { resting: true, ..lan_of(2) };
-    tell(&mut mesh, now, 8, vec![resting.clone()]);
+    tell(&mut mesh, now, 8, vec![resting]);
     tell(&mut mesh, now, 7, vec![lan_of(1)]);
     drain(&mut mesh);
     mesh.join_network(now, "lan").unwrap();
