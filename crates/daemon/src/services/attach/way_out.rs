@@ -19,6 +19,7 @@ use crate::services::supervisor::Pulse;
 
 /// The interval between checks of the host's switches of forwarding, which no notice reports.
 const LOOK: Duration = Duration::from_secs(30);
+const FORWARDS_NOTHING: &str = "this host forwards no packets; run sysctl -w net.ipv4.ip_forward=1, and set it in /etc/sysctl.d";
 /// The pause before the rules are tried again after a failure.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -54,8 +55,7 @@ impl Attachments {
         if self.kernel.forwarding()?.ipv4 {
             return Ok(());
         }
-        let text = "this host forwards no packets; run sysctl -w net.ipv4.ip_forward=1, and set it in /etc/sysctl.d";
-        Err(AttachError::NoWayOut(text.into()))
+        Err(AttachError::NoWayOut(FORWARDS_NOTHING.into()))
     }
 
     /// Records whether this host passes on what its rules translate.
@@ -105,7 +105,7 @@ fn gateways_among(
         return Ok(found);
     }
     if !forwarding.ipv4 && !forwarding.ipv6 {
-        return Err("this host forwards no packets; run sysctl -w net.ipv4.ip_forward=1".into());
+        return Err(FORWARDS_NOTHING.into());
     }
     let list = |all: &[IpNet]| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
     let (host, container) = (list(of_host), list(of_container));
