@@ -233,15 +233,13 @@ pub enum KernelError {
         /// The device's name.
         device: String,
     },
-    /// Us: a command for a network that the kernel engine does not carry.
+    /// Us: a request for a network that the switch does not carry.
     #[error(
-        "the kernel engine carries network {own} alone, so nothing changes for network {vni}: use the vector engine (--engine userspace) for other networks"
+        "the switch does not carry network {vni}: this is a bug in weft, or the network was just removed"
     )]
-    OtherNetwork {
-        /// The network of the command.
+    NoNetwork {
+        /// The network.
         vni: u32,
-        /// The engine's own.
-        own: u32,
     },
     /// Configuration: another program's VXLAN device has the network's number.
     #[error(

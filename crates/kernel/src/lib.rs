@@ -47,6 +47,7 @@ pub use self::{
         addresses::DeviceAddresses,
         attach::{AttachSpec, Attached, Attachment, CONTAINER_MTU_MIN, DIRECT_LOCAL_NAME},
         bridge::{BridgeSpec, PortSpec},
+        devices::NetworkDevices,
         ipv6::{NoIpv6, open_settings, settings_mount},
         link::{DEVICE_ALIAS, DEVICE_GROUP},
         link_watch::{LinkEvent, LinkWatch},

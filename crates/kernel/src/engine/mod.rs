@@ -6,6 +6,7 @@
 //! whether the kernel supports it by now.
 
 mod action;
+mod bridge;
 mod carry_out;
 mod channel;
 mod filters;
@@ -64,7 +65,7 @@ const PATIENCE_MAX_MS: u64 = 500;
 pub struct KernelEngineConfig {
     /// This host.
     pub local: PeerId,
-    /// The network.
+    /// The network that it starts with, and keeps.
     pub vni: Vni,
     /// The switch's device.
     pub device: String,
@@ -97,6 +98,15 @@ pub struct KernelEngineConfig {
     /// The DSCP of frames goes to the outer header too: on a bridge; an ODP tunnel takes one TOS for
     /// all.
     pub copy_dscp: bool,
+}
+
+/// A network besides the first, for [`KernelEngine::add_network`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NetworkSpec {
+    /// The network.
+    pub vni: Vni,
+    /// MTU of its containers, bytes.
+    pub mtu: u16,
 }
 
 /// The kernel engine's capabilities on this host, or the reason that it is unavailable.
@@ -185,7 +195,9 @@ struct Told {
 enum Order {
     Apply { commands: Vec<EngineCommand>, done: oneshot::Sender<()> },
     RemovePort { name: String, done: oneshot::Sender<()> },
-    AddPort { name: String, reply: oneshot::Sender<Result<(), KernelError>> },
+    AddPort { vni: Vni, name: String, reply: oneshot::Sender<Result<(), KernelError>> },
+    AddNetwork { network: NetworkSpec, reply: oneshot::Sender<Result<(), KernelError>> },
+    RemoveNetwork { vni: Vni, done: oneshot::Sender<()> },
     Repair { done: oneshot::Sender<()> },
     Counters { reply: oneshot::Sender<KernelCounters> },
     Traffic { reply: oneshot::Sender<Vec<(PeerId, PeerTraffic)>> },
@@ -227,13 +239,32 @@ impl KernelEngine {
         self.support.clone()
     }
 
-    /// Plugs a container's device into the switch.
+    /// Carries one more network, or restores its devices. The vector engine has made its TAP device before
+    /// ([`crate::NetworkDevices::tap`]). No endpoints are known on it yet, and group frames go to no peer.
+    ///
+    /// # Errors
+    /// The kernel's refusal, [`KernelError::TableFull`], or [`KernelError::EngineGone`]. A new network has left
+    /// nothing then.
+    pub async fn add_network(&self, network: NetworkSpec) -> Result<(), KernelError> {
+        let (reply, answer) = oneshot::channel();
+        let order = Order::AddNetwork { network, reply };
+        self.order(order, answer).await.unwrap_or(Err(KernelError::EngineGone))
+    }
+
+    /// Carries a network no longer: removes its bridge with all devices of ours in it, also those that an earlier
+    /// run has left.
+    pub async fn remove_network(&self, vni: Vni) {
+        let (done, removed) = oneshot::channel();
+        self.order(Order::RemoveNetwork { vni, done }, removed).await;
+    }
+
+    /// Plugs a container's device into the switch of a network.
     ///
     /// # Errors
     /// The kernel's refusal, or [`KernelError::EngineGone`].
-    pub async fn add_port(&self, name: &str) -> Result<(), KernelError> {
+    pub async fn add_port(&self, vni: Vni, name: &str) -> Result<(), KernelError> {
         let (reply, answer) = oneshot::channel();
-        let order = Order::AddPort { name: name.to_owned(), reply };
+        let order = Order::AddPort { vni, name: name.to_owned(), reply };
         self.order(order, answer).await.unwrap_or(Err(KernelError::EngineGone))
     }
 

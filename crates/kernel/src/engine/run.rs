@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use weft_crypto::PeerId;
 use weft_io::keylog::KeyLog;
-use weft_path::{EngineCommand, EngineEvent, EngineKind};
+use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, Vni};
 
 use super::action::Action;
 use super::carry_out::local_address;
@@ -15,7 +15,7 @@ use super::filters::{Filters, Told};
 use super::ledger::Ledger;
 use super::lifecycle::entry_policies;
 use super::probes::Received;
-use super::state::{State, check_network};
+use super::state::State;
 use super::switch::{Switch, SwitchEvent};
 use super::unheard::Unheard;
 use super::worker::{Counters, Events, Ipsec, RECONCILE_MS, Worker};
@@ -149,8 +149,17 @@ impl Worker {
                 self.apply(commands).await;
                 let _ = done.send(());
             }
-            Order::AddPort { name, reply } => {
-                let _ = reply.send(self.switch.add_port(&name).await);
+            Order::AddPort { vni, name, reply } => {
+                let _ = reply.send(self.switch.add_port(vni, &name).await);
+            }
+            Order::AddNetwork { network, reply } => {
+                let _ = reply.send(self.switch.add_network(network).await);
+            }
+            Order::RemoveNetwork { vni, done } => {
+                self.holders.retain(|(of, _), _| *of != vni);
+                self.switch.remove_network(vni).await;
+                self.clamp();
+                let _ = done.send(());
             }
             Order::RemovePort { name, done } => {
                 self.switch.remove_port(&name).await;
@@ -204,8 +213,8 @@ impl Worker {
             }
             // The clamp goes with the tunnel's device.
             Event::Switch(SwitchEvent::Changed) => self.filters.clamps_lost(),
-            Event::Switch(SwitchEvent::Announced(heard)) => {
-                if let Err(error) = self.switch.handle_announcement(&heard).await {
+            Event::Switch(SwitchEvent::Announced(vni, heard)) => {
+                if let Err(error) = self.switch.handle_announcement(vni, &heard).await {
                     tracing::warn!(%error, "the bridge may answer for an address that has moved");
                 }
             }
@@ -270,18 +279,15 @@ impl Worker {
         let host = self.config.host;
         let mut pending = Vec::new();
         for command in commands {
-            if let Err(error) = check_network(self.config.vni, &command) {
-                tracing::warn!(%error, "the kernel engine could not carry out a command");
+            if let EngineCommand::SetEndpoints { vni, add, remove } = &command {
+                self.carry_out(&mut pending).await;
+                self.set_endpoints(*vni, add, remove).await;
                 continue;
             }
-            if let EngineCommand::SetEndpoints { add, remove, .. } = &command {
+            if let EngineCommand::SetBroadcast { vni, peers } = &command {
                 self.carry_out(&mut pending).await;
-                let known = self.switch.set_senders(add, remove).await;
-                self.note_senders(known);
-                remove.iter().for_each(|mac| _ = self.holders.remove(&mac.0));
-                self.holders.extend(add.iter().map(|(endpoint, peer)| (endpoint.mac.0, *peer)));
-                if let Err(error) = self.switch.set_endpoints(add, remove).await {
-                    tracing::warn!(%error, "cannot write forwarding entries");
+                if let Err(error) = self.switch.set_broadcast(*vni, peers).await {
+                    tracing::warn!(%error, "cannot write who gets broadcasts");
                 }
                 continue;
             }
@@ -301,6 +307,19 @@ impl Worker {
         }
     }
 
+    async fn set_endpoints(&mut self, vni: Vni, add: &[(Endpoint, PeerId)], remove: &[Mac]) {
+        let known = self.switch.set_senders(vni, add, remove).await;
+        if let Err(error @ KernelError::NoNetwork { .. }) = known {
+            return tracing::warn!(%error, "endpoints ignored");
+        }
+        self.note_senders(known);
+        remove.iter().for_each(|mac| _ = self.holders.remove(&(vni, mac.0)));
+        self.holders.extend(add.iter().map(|(endpoint, peer)| ((vni, endpoint.mac.0), *peer)));
+        if let Err(error) = self.switch.set_endpoints(vni, add, remove).await {
+            tracing::warn!(%error, "cannot write forwarding entries");
+        }
+    }
+
     /// Clamps TCP segment sizes for peers whose path is narrower than the containers' MTU. Other traffic
     /// learns the size from the kernel's ICMP errors.
     fn clamp(&self) {
@@ -308,12 +327,14 @@ impl Worker {
             return;
         }
         let narrow = self.state.narrow(self.config.mtu);
-        let of = |(mac, peer): (&[u8; 6], &PeerId)| Some((*mac, *narrow.get(peer)?));
-        let wanted: Vec<_> = match narrow.is_empty() {
-            true => Vec::new(),
-            false => self.holders.iter().filter_map(of).collect(),
-        };
-        self.filters.clamp(wanted);
+        // Two networks may have the same address; the narrower path counts for both.
+        let mut wanted = BTreeMap::new();
+        for ((_, mac), peer) in self.holders.iter().filter(|_| !narrow.is_empty()) {
+            let Some(mtu) = narrow.get(peer).copied() else { continue };
+            let least = wanted.entry(*mac).or_insert(mtu);
+            *least = mtu.min(*least);
+        }
+        self.filters.clamp(wanted.into_iter().collect());
     }
 }
 

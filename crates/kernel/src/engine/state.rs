@@ -7,14 +7,13 @@ use std::net::{IpAddr, SocketAddr};
 use weft_crypto::{Format, PeerId};
 use weft_packet::vxlan;
 use weft_path::{
-    Encapsulation, EngineCommand, EngineEvent, EngineKind, InboundSa, OutboundSa, PathId, Vni,
+    Encapsulation, EngineCommand, EngineEvent, EngineKind, InboundSa, OutboundSa, PathId,
 };
 
 use super::action::{Action, Probe};
 use super::channel::ChannelState;
 use super::probe_mac;
 use super::sa::Way;
-use crate::error::KernelError;
 use crate::firewall::senders::{NUMBERS as SENDER_NUMBERS, NUMBERS_MASK as SENDER_NUMBERS_MASK};
 use crate::switch::overlay::Via;
 use crate::xfrm::{
@@ -637,21 +636,6 @@ fn replace(
         actions.push(Action::RemovePolicy(older));
     }
     *present = wanted;
-}
-
-/// Refuses a command for another network than the engine's own.
-///
-/// # Errors
-/// [`KernelError::OtherNetwork`]
-pub(super) const fn check_network(own: Vni, command: &EngineCommand) -> Result<(), KernelError> {
-    match command {
-        EngineCommand::SetEndpoints { vni, .. } | EngineCommand::SetBroadcast { vni, .. }
-            if vni.0 != own.0 =>
-        {
-            Err(KernelError::OtherNetwork { vni: vni.0, own: own.0 })
-        }
-        _ => Ok(()),
-    }
 }
 
 const fn probe_port(candidate: bool) -> u16 {

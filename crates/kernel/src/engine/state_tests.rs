@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use weft_crypto::{Cipher, SaKey, TunnelEnd, TunnelWay};
-use weft_path::EngineKind;
+use weft_path::{EngineKind, Vni};
 
 use super::*;
 use crate::engine::channel::change::Change;
@@ -263,26 +263,8 @@ fn a_forgotten_peer_leaves_nothing() {
     assert!(actions.contains(&Action::SetVia(PEER, Via::None)));
     assert_eq!((state.policies().count(), state.states().count()), (0, 0));
     let endpoints =
-        EngineCommand::SetEndpoints { vni: Vni(1), add: Vec::new(), remove: Vec::new() };
+        EngineCommand::SetEndpoints { vni: Vni::WEFT, add: Vec::new(), remove: Vec::new() };
     assert_eq!(apply(&mut state, endpoints), []);
-}
-
-#[test]
-fn commands_for_another_network_are_refused() {
-    let (add, remove) = (Vec::new(), Vec::new());
-    let endpoints = |vni| EngineCommand::SetEndpoints {
-        vni: Vni(vni),
-        add: add.clone(),
-        remove: remove.clone(),
-    };
-    let broadcast = |vni| EngineCommand::SetBroadcast { vni: Vni(vni), peers: vec![PEER] };
-    for taken in [endpoints(1), broadcast(1), EngineCommand::RemovePeer { peer: PEER }] {
-        check_network(Vni(1), &taken).unwrap();
-    }
-    for refused in [endpoints(2), broadcast(2)] {
-        let refusal = check_network(Vni(1), &refused).unwrap_err();
-        assert!(matches!(refusal, KernelError::OtherNetwork { vni: 2, own: 1 }), "{refusal}");
-    }
 }
 
 #[test]

@@ -1,43 +1,31 @@
 //! The switch under both engines: a Linux bridge with VXLAN devices, or an Open vSwitch datapath.
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use netlink_packet_route::link::InfoVxlan;
 use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
 use weft_packet::announcement::Announcement;
 use weft_packet::vxlan;
-use weft_path::{Endpoint, Mac};
+use weft_path::{Endpoint, Mac, Vni};
 
-use super::KernelEngineConfig;
+use super::bridge::{Bridge, probe_devices, tap_port};
 use super::filters::Limiter;
 use super::probes::{self, Received};
+use super::{KernelEngineConfig, NetworkSpec};
 use crate::error::KernelError;
-use crate::net::ipv6;
-use crate::net::link::Link;
-use crate::switch::announcements::{Announcements, TooMany};
+use crate::switch::announcements::TooMany;
 use crate::switch::odp::{self, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
 use crate::{
-    firewall::{forward::ForwardRule, guard::Guard, mss::MssClamp, senders::Senders},
+    firewall::{forward::ForwardRule, guard::Guard, mss::MssClamp},
     handle::Kernel,
     net::{
-        bridge::{BridgeSpec, PortSpec},
-        vxlan::{OuterFamily, VXLAN, VXLAN6, VxlanSpec},
+        bridge::PortSpec,
+        devices::{NetworkDevices, OVERLAY_PORTS},
+        vxlan::{VXLAN, VXLAN6},
     },
-    switch::{
-        groups::GroupLimit,
-        overlay::{Overlay, OverlaySpec, Via},
-    },
+    switch::{groups::GroupLimit, overlay::Via},
 };
-
-/// The devices that take the probes of active paths.
-const PROBE: &str = "weft-probe";
-const PROBE6: &str = "weft-probe6";
-/// A probe may be as long as any path carries.
-const PROBE_MTU_BYTES: u32 = 65_000;
-/// How long packets are still cut outside after the last path that was too narrow.
-const CUT_HOLD: Duration = Duration::from_secs(60);
 
 /// The kernel switch that forwards frames between local ports and paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,8 +61,8 @@ pub(super) enum SwitchEvent {
     Probe(Received),
     /// A port came or went.
     Changed,
-    /// Another host on the network announces an address.
-    Announced(Announcement),
+    /// Another host on a network announces an address.
+    Announced(Vni, Announcement),
     /// The switch cannot continue; this is the reason.
     Failed(String),
 }
@@ -101,17 +89,30 @@ impl Switch {
         }
         // A datapath of an earlier run has the bridge's name.
         odp::remove_datapath(kernel, &config.device, VXLAN).await?;
-        let mut bridge = Box::new(Bridge::new(kernel.clone(), config));
-        bridge.ensure_local().await?;
-        bridge.announcements =
-            Some(Announcements::start(kernel, &config.device, &config.tap, config.mtu));
-        Ok((Self::Bridge(bridge), reason))
+        let bridge = Bridge::start(kernel, config).await?;
+        Ok((Self::Bridge(Box::new(bridge)), reason))
     }
 
     pub(super) const fn kind(&self) -> SwitchKind {
         match self {
             Self::Bridge(_) => SwitchKind::Bridge,
             Self::Odp(_) => SwitchKind::Odp,
+        }
+    }
+
+    /// Carries one more network, whose TAP device exists, or restores its devices.
+    pub(super) async fn add_network(&mut self, network: NetworkSpec) -> Result<(), KernelError> {
+        match self {
+            Self::Bridge(bridge) => bridge.add_network(network).await,
+            Self::Odp(odp) => odp.add_network(network).await,
+        }
+    }
+
+    /// Carries a network no longer. Its devices go, also those that an earlier run has left.
+    pub(super) async fn remove_network(&mut self, vni: Vni) {
+        match self {
+            Self::Bridge(bridge) => bridge.remove_network(vni).await,
+            Self::Odp(odp) => odp.remove_network(vni).await,
         }
     }
 
@@ -149,8 +150,7 @@ impl Switch {
     pub(super) fn guard(&self, kernel: &Kernel) -> Guard {
         match self {
             Self::Bridge(bridge) => {
-                let senders = bridge.senders.clone();
-                Guard::with_senders(kernel.clone(), &[VXLAN, VXLAN6], senders)
+                Guard::with_senders(kernel.clone(), &[OVERLAY_PORTS], bridge.senders())
             }
             Self::Odp(_) => Guard::new(kernel.clone(), &[]),
         }
@@ -159,7 +159,7 @@ impl Switch {
     /// The limit on group frames to peers of the kernel engine.
     pub(super) fn limiter(&self) -> Result<Limiter, KernelError> {
         let (kernel, ports, datapath) = match self {
-            Self::Bridge(bridge) => (&bridge.kernel, &[VXLAN, VXLAN6][..], None),
+            Self::Bridge(bridge) => (bridge.kernel(), &[OVERLAY_PORTS][..], None),
             Self::Odp(odp) => (&odp.kernel, &[][..], Some(odp.switch.groups())),
         };
         Ok(Limiter { table: GroupLimit::new(kernel.clone(), ports)?, datapath })
@@ -168,7 +168,7 @@ impl Switch {
     /// Reads how many announcements did not go to other hosts; a datapath sends them as all frames to groups.
     pub(super) fn announcements(&self) -> Option<TooMany> {
         match self {
-            Self::Bridge(bridge) => bridge.announcements.as_ref().map(Announcements::too_many),
+            Self::Bridge(bridge) => Some(bridge.too_many()),
             Self::Odp(_) => None,
         }
     }
@@ -176,7 +176,7 @@ impl Switch {
     /// The clamp of segment sizes at the overlay ports.
     pub(super) fn mss_clamp(&self) -> Result<MssClamp, KernelError> {
         match self {
-            Self::Bridge(bridge) => MssClamp::at_bridge(bridge.kernel.clone(), &[VXLAN, VXLAN6]),
+            Self::Bridge(bridge) => MssClamp::at_bridge(bridge.kernel().clone(), &[OVERLAY_PORTS]),
             Self::Odp(odp) => MssClamp::at_device(odp.kernel.clone(), VXLAN),
         }
     }
@@ -184,25 +184,14 @@ impl Switch {
     /// Sets whether a path over IPv4 carries less than IPv6's minimum MTU, so that the outer packet must be
     /// fragmented. A datapath cannot do so.
     pub(super) async fn cut_outside(&mut self, cut: bool) -> Result<(), KernelError> {
-        let Self::Bridge(bridge) = self else { return Ok(()) };
-        let now = Instant::now();
-        if cut {
-            bridge.narrow_at = Some(now);
+        match self {
+            Self::Bridge(bridge) => bridge.cut_outside(cut).await,
+            Self::Odp(_) => Ok(()),
         }
-        // The change recreates the device, and path MTU discovery makes a path narrow for a moment.
-        let is_over = bridge.narrow_at.is_none_or(|at| now - at > CUT_HOLD);
-        if cut == bridge.cut || !bridge.open || !(cut || is_over) {
-            return Ok(());
-        }
-        bridge.cut = cut;
-        if bridge.kernel.ensure_vxlan(&bridge.vxlan(VXLAN, OuterFamily::V4)).await? {
-            bridge.overlay.resync().await?;
-        }
-        Ok(())
     }
 
     /// Plugs a container's device in.
-    pub(super) async fn add_port(&mut self, name: &str) -> Result<(), KernelError> {
+    pub(super) async fn add_port(&mut self, vni: Vni, name: &str) -> Result<(), KernelError> {
         match self {
             // `Kernel::attach` has put it into the bridge.
             Self::Bridge(_) => Ok(()),
@@ -221,7 +210,7 @@ impl Switch {
 
     pub(super) async fn set_peers(&mut self, vias: &[(PeerId, Via)]) -> Result<(), KernelError> {
         match self {
-            Self::Bridge(bridge) => bridge.overlay.set_peers(vias).await,
+            Self::Bridge(bridge) => bridge.set_peers(vias).await,
             Self::Odp(odp) => {
                 let edit = |(peer, via): &(PeerId, Via)| OdpEdit::Peer(*peer, odp.via(*via));
                 odp.apply(vias.iter().map(edit).collect()).await
@@ -253,7 +242,7 @@ impl Switch {
         addresses: Vec<IpAddr>,
     ) -> Result<(), KernelError> {
         match self {
-            Self::Bridge(bridge) => bridge.senders.set_peer(peer, number, addresses).await,
+            Self::Bridge(bridge) => bridge.senders().set_peer(peer, number, addresses).await,
             Self::Odp(_) => Ok(()),
         }
     }
@@ -261,7 +250,7 @@ impl Switch {
     /// Nothing comes from this peer any more.
     pub(super) async fn refuse_from(&self, peer: PeerId) -> Result<(), KernelError> {
         match self {
-            Self::Bridge(bridge) => bridge.senders.remove_peer(peer).await,
+            Self::Bridge(bridge) => bridge.senders().remove_peer(peer).await,
             Self::Odp(_) => Ok(()),
         }
     }
@@ -270,29 +259,24 @@ impl Switch {
     /// at once.
     pub(super) async fn set_senders(
         &self,
-        add: &[(Endpoint, PeerId)],
-        remove: &[Mac],
-    ) -> Result<(), KernelError> {
-        let Self::Bridge(bridge) = self else { return Ok(()) };
-        let add: Vec<_> = add.iter().map(|(endpoint, peer)| (endpoint.mac.0, *peer)).collect();
-        let remove: Vec<_> = remove.iter().map(|mac| mac.0).collect();
-        bridge.senders.set_macs(&add, &remove).await
-    }
-
-    pub(super) async fn set_endpoints(
-        &mut self,
+        vni: Vni,
         add: &[(Endpoint, PeerId)],
         remove: &[Mac],
     ) -> Result<(), KernelError> {
         match self {
-            Self::Bridge(bridge) => {
-                let entry = |(endpoint, peer): &(Endpoint, PeerId)| {
-                    (endpoint.mac.0, endpoint.addresses.clone(), *peer)
-                };
-                let add: Vec<_> = add.iter().map(entry).collect();
-                let remove: Vec<_> = remove.iter().map(|mac| mac.0).collect();
-                bridge.overlay.set_endpoints(&add, &remove).await
-            }
+            Self::Bridge(bridge) => bridge.set_senders(vni, add, remove).await,
+            Self::Odp(_) => Ok(()),
+        }
+    }
+
+    pub(super) async fn set_endpoints(
+        &mut self,
+        vni: Vni,
+        add: &[(Endpoint, PeerId)],
+        remove: &[Mac],
+    ) -> Result<(), KernelError> {
+        match self {
+            Self::Bridge(bridge) => bridge.set_endpoints(vni, add, remove).await,
             Self::Odp(odp) => {
                 let add = add.iter().map(|(endpoint, peer)| OdpEdit::Endpoint(endpoint.mac, *peer));
                 let remove = remove.iter().map(|mac| OdpEdit::RemoveEndpoint(*mac));
@@ -301,23 +285,36 @@ impl Switch {
         }
     }
 
-    /// Handles an announcement of an address by a host on the network: the bridge stops answering for it with
+    /// Sets the peers of the kernel engine that get the group frames of a network.
+    pub(super) async fn set_broadcast(
+        &mut self,
+        vni: Vni,
+        peers: &[PeerId],
+    ) -> Result<(), KernelError> {
+        match self {
+            Self::Bridge(bridge) => bridge.set_broadcast(vni, peers).await,
+            Self::Odp(_) => Ok(()),
+        }
+    }
+
+    /// Handles an announcement of an address by a host on a network: its bridge stops answering for it with
     /// another MAC.
     pub(super) async fn handle_announcement(
         &mut self,
+        vni: Vni,
         heard: &Announcement,
     ) -> Result<(), KernelError> {
-        // A datapath does not answer ARP or neighbour discovery.
-        let Self::Bridge(bridge) = self else { return Ok(()) };
-        let changed = bridge.overlay.handle_announcement(heard.address, heard.mac).await?;
-        bridge.moved += u64::from(changed);
-        Ok(())
+        match self {
+            Self::Bridge(bridge) => bridge.handle_announcement(vni, heard).await,
+            // A datapath does not answer ARP or neighbour discovery.
+            Self::Odp(_) => Ok(()),
+        }
     }
 
     /// Repairs changes that other programs made.
     pub(super) async fn resync(&mut self) -> Result<(), KernelError> {
         match self {
-            Self::Bridge(bridge) => bridge.overlay.resync().await.map(|_| ()),
+            Self::Bridge(bridge) => bridge.resync().await,
             Self::Odp(odp) => odp.switch.reconcile().await,
         }
     }
@@ -333,10 +330,7 @@ impl Switch {
     /// Whether the switch is broken without this device.
     pub(super) fn needs(&self, device: &str) -> bool {
         match self {
-            Self::Bridge(bridge) => {
-                device == bridge.config.device
-                    || (bridge.open && [VXLAN, VXLAN6, PROBE, PROBE6].contains(&device))
-            }
+            Self::Bridge(bridge) => bridge.needs(device),
             // It watches its ports itself.
             Self::Odp(_) => false,
         }
@@ -345,7 +339,7 @@ impl Switch {
     /// Whether this is one of the switch's devices, which should keep their settings.
     pub(super) fn has(&self, device: &str) -> bool {
         match self {
-            Self::Bridge(bridge) => device == bridge.config.tap || self.needs(device),
+            Self::Bridge(bridge) => bridge.has_tap(device) || bridge.needs(device),
             Self::Odp(odp) => device == odp.tap.bridge || device == odp.tap.name || device == VXLAN,
         }
     }
@@ -353,10 +347,10 @@ impl Switch {
     /// Waits for the next report of the switch. Cancel safe.
     pub(super) async fn next(&mut self) -> SwitchEvent {
         match self {
-            Self::Bridge(bridge) => match &mut bridge.announcements {
-                Some(announcements) => SwitchEvent::Announced(announcements.next().await),
-                None => std::future::pending().await,
-            },
+            Self::Bridge(bridge) => {
+                let (vni, heard) = bridge.next().await;
+                SwitchEvent::Announced(vni, heard)
+            }
             Self::Odp(odp) => odp.next().await,
         }
     }
@@ -371,13 +365,13 @@ impl Switch {
 
 /// Removes the switch of either kind, with all devices of ours.
 pub(super) async fn remove(kernel: &Kernel, device: &str) -> Result<(), KernelError> {
-    for overlay in [VXLAN, VXLAN6, PROBE, PROBE6] {
+    for overlay in [VXLAN, VXLAN6].into_iter().chain(probe_devices()) {
         kernel.remove_device(overlay).await?;
     }
     odp::remove_datapath(kernel, device, VXLAN).await?;
     for result in [
         ForwardRule::new(kernel.clone(), device)?.remove().await,
-        MssClamp::at_bridge(kernel.clone(), &[VXLAN, VXLAN6])?.remove().await,
+        MssClamp::at_bridge(kernel.clone(), &[OVERLAY_PORTS])?.remove().await,
         MssClamp::at_device(kernel.clone(), VXLAN)?.remove().await,
     ] {
         match result {
@@ -386,6 +380,7 @@ pub(super) async fn remove(kernel: &Kernel, device: &str) -> Result<(), KernelEr
             result => _ = result?,
         }
     }
+    kernel.remove_network_bridges().await?;
     kernel.remove_all(device).await.map(|_| ())
 }
 
@@ -411,13 +406,24 @@ impl Odp {
             sweep_interval: Duration::from_secs(odp::SWEEP_INTERVAL_S),
         };
         // The bridge's own devices may be left from a run with the other switch.
-        for device in [VXLAN6, PROBE, PROBE6] {
+        for device in [VXLAN6].into_iter().chain(probe_devices()) {
             kernel.remove_device(device).await?;
         }
-        let tap = tap(config);
+        let devices = NetworkDevices::of_weft(&config.device, &config.tap);
+        let tap = tap_port(&devices, config.mtu);
         kernel.ensure_device(&tap).await?;
         let (switch, inbox) = OdpSwitch::start(kernel, spec).await?;
         Ok(Self { kernel: kernel.clone(), tap, switch, inbox, host: config.host })
+    }
+
+    async fn add_network(&self, network: NetworkSpec) -> Result<(), KernelError> {
+        let devices = NetworkDevices::of(network.vni);
+        self.kernel.ensure_device(&tap_port(&devices, network.mtu)).await?;
+        Err(KernelError::NoNetwork { vni: network.vni.0 })
+    }
+
+    async fn remove_network(&self, vni: Vni) {
+        let _ = vni;
     }
 
     const fn via(&self, via: Via) -> odp::Via {
@@ -473,152 +479,5 @@ impl Odp {
             ("odp_macs_learned", counters.macs_learned),
             ("odp_drops", counters.drops.values().sum()),
         ]
-    }
-}
-
-/// The vector engine's device as a port.
-fn tap(config: &KernelEngineConfig) -> PortSpec {
-    PortSpec {
-        name: config.tap.clone(),
-        bridge: config.device.clone(),
-        isolated: true,
-        learning: false,
-        neigh_suppress: true,
-        flood: true,
-        mtu: u32::from(config.mtu),
-        gso_max_size: None,
-        gso_max_segs: None,
-    }
-}
-
-/// A Linux bridge, its overlay ports and the endpoints behind them.
-pub(super) struct Bridge {
-    kernel: Kernel,
-    config: KernelEngineConfig,
-    overlay: Overlay<PeerId>,
-    /// The addresses that each peer may send from by the VXLAN devices.
-    senders: Senders,
-    /// Whether the VXLAN devices should exist.
-    open: bool,
-    /// Whether the outer packet is fragmented where a path is narrower than IPv6's minimum MTU.
-    cut: bool,
-    /// When a path last required that.
-    narrow_at: Option<Instant>,
-    /// Carries announcements of addresses to other hosts, once the bridge exists.
-    announcements: Option<Announcements>,
-    /// How many times an announcement changed the addresses that the bridge answers for.
-    moved: u64,
-}
-
-impl Bridge {
-    fn new(kernel: Kernel, config: &KernelEngineConfig) -> Self {
-        let spec = OverlaySpec {
-            bridge: config.device.clone(),
-            tap: config.tap.clone(),
-            vxlan: VXLAN.into(),
-            vxlan6: VXLAN6.into(),
-        };
-        let overlay = Overlay::new(kernel.clone(), spec);
-        let (config, senders) = (config.clone(), Senders::new(kernel.clone()));
-        Self {
-            kernel,
-            config,
-            overlay,
-            senders,
-            open: false,
-            cut: false,
-            narrow_at: None,
-            announcements: None,
-            moved: 0,
-        }
-    }
-
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        let announcements = self.announcements.as_ref().map(Announcements::counters);
-        let moved = ("addresses_moved", self.moved);
-        announcements.into_iter().flatten().chain([moved]).collect()
-    }
-
-    /// The bridge, and the vector engine's TAP device as a port of it. Frames from that port never return to
-    /// the overlay.
-    async fn ensure_local(&self) -> Result<(), KernelError> {
-        let config = &self.config;
-        let mtu = u32::from(config.mtu);
-        let bridge = BridgeSpec { name: config.device.clone(), mac: config.mac, mtu };
-        self.kernel.ensure_bridge(&bridge).await?;
-        self.kernel.ensure_port(&tap(config)).await
-    }
-
-    async fn open_overlay(&mut self) -> Result<Vec<u32>, KernelError> {
-        self.open = true;
-        self.remove_renamed().await?;
-        let mut probes = Vec::new();
-        let mut made = false;
-        let devices = [(VXLAN, PROBE, OuterFamily::V4), (VXLAN6, PROBE6, OuterFamily::V6)];
-        // Each look would make and lose them, which would look like other programs' doing.
-        let can = |family| family == OuterFamily::V4 || ipv6::is_there();
-        for (data, probe, family) in devices.into_iter().filter(|(_, _, it)| can(*it)) {
-            let spec = self.vxlan(data, family);
-            match self.kernel.ensure_vxlan(&spec).await {
-                Ok(new) => made |= new,
-                // A host without IPv6 has no peers over IPv6.
-                Err(error) if family == OuterFamily::V6 => {
-                    tracing::debug!(%error, "no VXLAN over IPv6");
-                    continue;
-                }
-                Err(error) => return Err(error),
-            }
-            let spec = VxlanSpec {
-                name: probe.into(),
-                vni: vxlan::VNI_MAX,
-                mtu: PROBE_MTU_BYTES,
-                bridge: None,
-                cut: false,
-                ..spec
-            };
-            self.kernel.ensure_vxlan(&spec).await?;
-            probes.push(self.kernel.socket().need_link(probe).await?.index);
-        }
-        if made {
-            self.overlay.resync().await?;
-        }
-        Ok(probes)
-    }
-
-    /// Removes devices of ours that were renamed: they hold resources that the devices with the right names
-    /// need.
-    async fn remove_renamed(&self) -> Result<(), KernelError> {
-        let socket = self.kernel.socket();
-        let is_renamed = |link: &&Link| {
-            let known = [VXLAN, VXLAN6, PROBE, PROBE6].contains(&link.name.as_str());
-            link.is_own() && !known && link.vxlan.contains(&InfoVxlan::Port(vxlan::PORT))
-        };
-        for link in socket.links().await?.iter().filter(is_renamed) {
-            tracing::warn!(name = link.name, "a device of ours has another name; creating it anew");
-            socket.delete_link(link).await?;
-        }
-        Ok(())
-    }
-
-    async fn close_overlay(&mut self) -> Result<(), KernelError> {
-        self.open = false;
-        for device in [VXLAN, VXLAN6, PROBE, PROBE6] {
-            self.kernel.remove_device(device).await?;
-        }
-        Ok(())
-    }
-
-    fn vxlan(&self, name: &str, family: OuterFamily) -> VxlanSpec {
-        VxlanSpec {
-            name: name.into(),
-            vni: self.config.vni.0,
-            port: vxlan::PORT,
-            family,
-            mac: None,
-            mtu: u32::from(self.config.mtu),
-            bridge: Some(self.config.device.clone()),
-            copy_dscp: self.config.copy_dscp,
-            cut: self.cut && name == VXLAN,
-        }
     }
 }

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use weft_crypto::PeerId;
 use weft_io::encap::EncapSocket;
 use weft_io::keylog::KeyLog;
-use weft_path::EngineEvent;
+use weft_path::{EngineEvent, Vni};
 
 use super::channel::{Channel, ChannelCounters};
 use super::filters::Filters;
@@ -46,8 +46,8 @@ pub(super) struct Worker {
     pub(super) links: LinkWatch,
     /// Peers whose plain packets pass the guard.
     pub(super) trusted: BTreeSet<IpAddr>,
-    /// The peer of each remote endpoint.
-    pub(super) holders: BTreeMap<[u8; 6], PeerId>,
+    /// The peer of each remote endpoint of each network.
+    pub(super) holders: BTreeMap<(Vni, [u8; 6]), PeerId>,
     /// The guard and the segment sizes.
     pub(super) filters: Filters,
     pub(super) retired: VecDeque<(Instant, StateId)>,

@@ -119,6 +119,22 @@ impl ForwardRule {
         Self::of(kernel, FORWARD_COMMENT, vec![frames], false)
     }
 
+    /// Makes `bridges` the whole list of bridges, each for frames within it. The next [`Self::ensure`] writes their
+    /// rules.
+    ///
+    /// # Errors
+    /// [`KernelError::InvalidName`]; the list stays as it was.
+    pub fn set_bridges(&mut self, bridges: &[String]) -> Result<(), KernelError> {
+        bridges.iter().try_for_each(|bridge| check_name(bridge))?;
+        let frames = |bridge: &String| {
+            let bridge = Some(bridge.clone());
+            Accepted { from: bridge.clone(), to: bridge }
+        };
+        self.accepted = bridges.iter().map(frames).collect();
+        self.last = None;
+        Ok(())
+    }
+
     /// For packets that this host passes on from this interface or to it. Nothing is changed.
     ///
     /// # Errors
@@ -281,6 +297,11 @@ impl ForwardRule {
         };
         let wanted = if active { legacy_chain_for_rule(&rules) } else { None };
         let mut changed = false;
+        for (chain, former) in self.former_legacy(&rules) {
+            let former: Vec<&str> = former.iter().map(String::as_str).collect();
+            self.change_legacy(family, &["-D", chain], &former).await?;
+            changed = true;
+        }
         for accepted in &self.accepted {
             let rule = accepted.legacy(self.comment);
             let mut present = false;
@@ -301,6 +322,25 @@ impl ForwardRule {
             }
         }
         Ok(changed)
+    }
+
+    /// The chains and arguments of our rules for interfaces that are no longer accepted.
+    fn former_legacy(&self, rules: &str) -> Vec<(&'static str, Vec<String>)> {
+        let accepted: Vec<String> =
+            self.accepted.iter().map(|it| it.legacy(self.comment).join(" ")).collect();
+        let ours = format!("--comment {} ", self.comment);
+        let mut former = Vec::new();
+        for line in rules.lines().map(str::trim).filter(|line| line.contains(&ours)) {
+            for chain in [CHAIN_USER, CHAIN_FORWARD] {
+                let rule = line.strip_prefix("-A ").and_then(|rest| rest.strip_prefix(chain));
+                if let Some(rule) = rule.and_then(|rest| rest.strip_prefix(' '))
+                    && !accepted.iter().any(|accepted| accepted == rule)
+                {
+                    former.push((chain, rule.split(' ').map(str::to_owned).collect()));
+                }
+            }
+        }
+        former
     }
 
     async fn change_legacy(

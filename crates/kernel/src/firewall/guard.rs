@@ -106,8 +106,9 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// The guard of the kernel's namespace. Marks packets that leave by `ports` of a bridge as Weft's; the
-    /// ports need not exist yet. Any other switch sets the priority itself. Nothing is changed.
+    /// The guard of the kernel's namespace. Marks packets that leave by `ports` of bridges as Weft's. They are names,
+    /// or one pattern that ends in `*`, and need not exist yet. Any other switch sets the priority itself. Nothing is
+    /// changed.
     #[must_use]
     pub fn new(kernel: Kernel, ports: &[&str]) -> Self {
         let ports = ports.iter().map(|port| (*port).to_owned()).collect();
@@ -317,7 +318,11 @@ impl Guard {
 
     /// Everything in the table of the bridge's ports.
     fn marking(&self, counts: GuardCounters) -> Vec<Value> {
-        let by_ports = |key| equal(&meta(key), json!({ "set": self.ports }));
+        let by_ports = |key| match self.ports.as_slice() {
+            // A pattern is no member of a set.
+            [pattern] => equal(&meta(key), pattern.as_str()),
+            ports => equal(&meta(key), json!({ "set": ports })),
+        };
         let rule = |chain: &str, comment: &str, expr: Vec<Value>| {
             MARKING.part("rule", json!({ "chain": chain, "comment": comment, "expr": expr }))
         };
@@ -328,14 +333,14 @@ impl Guard {
             rule("postrouting", comment, vec![by_ports("oifname"), set_priority(SENT)]),
         ];
         if self.senders.is_some() {
-            let pair = json!({ "concat": [meta("priority"), field("ether", "saddr")] });
-            let is_own = equal(&pair, format!("@{}", senders::MACS));
+            let parts = [meta("priority"), meta("iifname"), field("ether", "saddr")];
+            let is_own = equal(&json!({ "concat": parts }), format!("@{}", senders::MACS));
             let own = vec![by_ports("iifname"), is_own, set_priority(USUAL), accept()];
             // It makes the packet itself into the answer, with all that it has.
             let sent = equal(&meta("priority"), SENT);
             let answer = vec![by_ports("iifname"), sent, set_priority(USUAL), accept()];
             let foreign = dropped(vec![by_ports("iifname")], FOREIGN_SOURCE);
-            let kind = json!(["classid", "ether_addr"]);
+            let kind = json!(["classid", "ifname", "ether_addr"]);
             objects.extend([
                 counter(MARKING, FOREIGN_SOURCE, counts.foreign_source),
                 MARKING.part("set", json!({ "name": senders::MACS, "type": kind })),

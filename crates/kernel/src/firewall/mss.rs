@@ -36,13 +36,13 @@ pub struct MssClamp {
 }
 
 impl MssClamp {
-    /// For connections through these ports of a bridge, which need not be there yet. Nothing is
-    /// changed.
+    /// For connections through these ports of bridges, which need not be there yet: names, or one pattern that ends
+    /// in `*`. Nothing is changed.
     ///
     /// # Errors
     /// [`KernelError::InvalidName`].
     pub fn at_bridge(kernel: Kernel, ports: &[&str]) -> Result<Self, KernelError> {
-        ports.iter().try_for_each(|port| check_name(port))?;
+        ports.iter().try_for_each(|port| check_name(port.trim_end_matches('*')))?;
         let ports = ports.iter().map(|port| (*port).to_owned()).collect();
         Ok(Self { kernel, table: AT_BRIDGE, ports, wanted: None })
     }
@@ -146,7 +146,7 @@ impl MssClamp {
         let size = || json!({ "tcp option": { "name": "maxseg", "field": "size" } });
         let mss = mtu.saturating_sub(headers);
         let expr = json!([
-            matches("==", json!({ "meta": { "key": port } }), json!({ "set": self.ports })),
+            matches("==", json!({ "meta": { "key": port } }), self.ports_value()),
             matches("==", field("ether", side), format!("@{}", set_name(mtu)).into()),
             matches("==", json!({ "meta": { "key": "protocol" } }), protocol.into()),
             matches("==", handshake, "syn".into()),
@@ -155,6 +155,14 @@ impl MssClamp {
         ]);
         let comment = "weft: the way carries no more";
         self.table.part("rule", json!({ "chain": hook, "comment": comment, "expr": expr }))
+    }
+
+    fn ports_value(&self) -> Value {
+        match self.ports.as_slice() {
+            // A pattern is no member of a set.
+            [one] => json!(one),
+            ports => json!({ "set": ports }),
+        }
     }
 }
 

@@ -7,9 +7,11 @@ use netlink_packet_route::link::{
 };
 
 use rustix::io::Errno;
+use weft_path::Vni;
 
 use super::{
     addresses::Addresses,
+    devices::{NetworkDevices, is_known_tap},
     ipv6::{ignore_routers, this_host},
     link::{
         Change, DEVICE_ALIAS, DEVICE_GROUP, Link, MTU_MIN, check_mtu, check_name, is_datapath, mark,
@@ -17,8 +19,6 @@ use super::{
 };
 use crate::{error::KernelError, handle::Kernel};
 
-/// The bridge's port that takes announcements of addresses.
-pub(crate) const ANNOUNCEMENTS_DEVICE: &str = "weft-announce";
 /// Ports that a Linux bridge takes (BR_MAX_PORTS less the number 0).
 pub(crate) const BRIDGE_PORTS_MAX: usize = 1_023;
 /// The difference between the MTU at creation and the wanted one, in bytes. A bridge follows its smallest
@@ -147,7 +147,7 @@ impl Kernel {
         let is_it = |link: &Link| {
             link.kind == Some(InfoKind::Tun)
                 && link.alias.as_deref() == Some(DEVICE_ALIAS)
-                && link.name != ANNOUNCEMENTS_DEVICE
+                && !is_known_tap(&link.name)
         };
         self.socket().restore_name(name, is_it).await
     }
@@ -240,6 +240,50 @@ impl Kernel {
             deleted += 1;
         }
         Ok(deleted)
+    }
+
+    /// Deletes the bridge with every device of ours in it; the end of each in a container goes with it. Devices of
+    /// others stay. False if there is no such bridge.
+    ///
+    /// # Errors
+    /// [`KernelError::NameTaken`] if the bridge is not ours (nothing is deleted then), or the kernel's refusal.
+    pub async fn remove_bridge(&self, bridge: &str) -> Result<bool, KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        let socket = self.socket();
+        let Some(link) = socket.link(bridge).await? else { return Ok(false) };
+        if !link.is_own() {
+            return Err(link.name_taken("on this host"));
+        }
+        let inside = |port: &&Link| port.is_own() && port.master == Some(link.index);
+        for port in socket.links().await?.iter().filter(inside) {
+            socket.delete_link(port).await?;
+        }
+        socket.delete_link(&link).await.map(|()| true)
+    }
+
+    /// The networks besides `weft` that have a bridge of ours on this host.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn network_bridges(&self) -> Result<Vec<Vni>, KernelError> {
+        let links = self.socket().links().await?;
+        let bridge = |link: &&Link| link.is_own() && link.kind == Some(InfoKind::Bridge);
+        Ok(links
+            .iter()
+            .filter(bridge)
+            .filter_map(|link| NetworkDevices::network_of(&link.name))
+            .collect())
+    }
+
+    /// Deletes the bridges of all networks besides `weft`, as [`Self::remove_bridge`] does.
+    ///
+    /// # Errors
+    /// See [`Self::remove_bridge`].
+    pub async fn remove_network_bridges(&self) -> Result<(), KernelError> {
+        for vni in self.network_bridges().await? {
+            self.remove_bridge(&NetworkDevices::of(vni).bridge).await?;
+        }
+        Ok(())
     }
 
     /// The bridge by name, if it is there and ours.

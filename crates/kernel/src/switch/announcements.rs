@@ -7,7 +7,7 @@
 //! listens to announcements from anywhere, since the bridge must stop answering for an address that has
 //! moved.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
@@ -23,15 +23,13 @@ use weft_io::poller::{Poller, Waker};
 use weft_io::tap::{Tap, TapOptions, VNET_LEN};
 use weft_packet::announcement::Announcement;
 use weft_packet::ethernet;
+use weft_path::Vni;
 
 use crate::{
     error::KernelError,
     firewall::guard::SENT_PRIORITY,
     handle::Kernel,
-    net::{
-        bridge::{ANNOUNCEMENTS_DEVICE, PortSpec},
-        vxlan::{VXLAN, VXLAN6},
-    },
+    net::{bridge::PortSpec, devices::NetworkDevices},
 };
 
 /// Frames of this host that go to other hosts in a second at most.
@@ -56,11 +54,12 @@ const RETRY_MS: u64 = 1_000;
 /// Interval of checks of the port, in milliseconds.
 const CHECK_MS: u64 = 10_000;
 
-/// The task from outside. It ends when this is dropped.
+/// The tasks from outside, one for each network. They end when this is dropped.
 pub(crate) struct Announcements {
-    heard: mpsc::Receiver<Announcement>,
+    heard: mpsc::Receiver<(Vni, Announcement)>,
+    sender: mpsc::Sender<(Vni, Announcement)>,
     counts: Arc<Counts>,
-    task: JoinHandle<Infallible>,
+    tasks: BTreeMap<Vni, JoinHandle<Infallible>>,
 }
 
 #[derive(Default)]
@@ -87,19 +86,25 @@ impl TooMany {
 
 impl Drop for Announcements {
     fn drop(&mut self) {
-        self.task.abort();
+        self.tasks.values().for_each(JoinHandle::abort);
     }
 }
 
 impl Announcements {
-    /// Starts the task, for a bridge whose containers have this MTU and that the vector engine's device `tap` is a
-    /// port of.
-    pub(crate) fn start(kernel: &Kernel, bridge: &str, tap: &str, mtu: u16) -> Self {
+    /// Starts without networks.
+    pub(crate) fn new() -> Self {
         let (sender, heard) = mpsc::channel(HEARD_QUEUED_MAX);
-        let counts = Arc::new(Counts::default());
+        Self { heard, sender, counts: Arc::default(), tasks: BTreeMap::new() }
+    }
+
+    /// Starts the task of a network whose containers have this MTU, unless there is one.
+    pub(crate) fn add(&mut self, kernel: &Kernel, vni: Vni, devices: &NetworkDevices, mtu: u16) {
+        if self.tasks.contains_key(&vni) {
+            return;
+        }
         let port = PortSpec {
-            name: ANNOUNCEMENTS_DEVICE.into(),
-            bridge: bridge.to_owned(),
+            name: devices.announcements.clone(),
+            bridge: devices.bridge.clone(),
             isolated: true,
             learning: false,
             neigh_suppress: false,
@@ -108,18 +113,27 @@ impl Announcements {
             gso_max_size: None,
             gso_max_segs: None,
         };
+        let [v4, v6] = devices.overlay.clone();
         let relay = Relay {
             kernel: kernel.clone(),
+            vni,
             port,
-            overlay: [tap.to_owned(), VXLAN.into(), VXLAN6.into()],
-            heard: sender,
-            counts: Arc::clone(&counts),
+            overlay: [devices.tap.clone(), v4, v6],
+            heard: self.sender.clone(),
+            counts: Arc::clone(&self.counts),
         };
-        Self { heard, counts, task: tokio::spawn(relay.run()) }
+        self.tasks.insert(vni, tokio::spawn(relay.run()));
     }
 
-    /// Waits for the next announcement of a host on the network. Cancel safe.
-    pub(crate) async fn next(&mut self) -> Announcement {
+    /// Ends the task of a network. Its port goes with it.
+    pub(crate) fn remove(&mut self, vni: Vni) {
+        if let Some(task) = self.tasks.remove(&vni) {
+            task.abort();
+        }
+    }
+
+    /// Waits for the next announcement of a host on a network. Cancel safe.
+    pub(crate) async fn next(&mut self) -> (Vni, Announcement) {
         match self.heard.recv().await {
             Some(announcement) => announcement,
             None => std::future::pending().await,
@@ -138,13 +152,14 @@ impl Announcements {
     }
 }
 
-/// The state of the relay task.
+/// The state of the relay task of a network.
 struct Relay {
     kernel: Kernel,
+    vni: Vni,
     port: PortSpec,
     /// The overlay's devices by name; those that are not there have no peers.
     overlay: [String; 3],
-    heard: mpsc::Sender<Announcement>,
+    heard: mpsc::Sender<(Vni, Announcement)>,
     counts: Arc<Counts>,
 }
 
@@ -169,7 +184,7 @@ impl Relay {
         let refused = |error: weft_io::IoError| failed(io::Error::other(error.to_string()));
         let bridge = self.kernel.own_bridge(&self.port.bridge).await?.index;
         let options =
-            TapOptions { queue_packets: QUEUE_FRAMES, ..TapOptions::new(ANNOUNCEMENTS_DEVICE) };
+            TapOptions { queue_packets: QUEUE_FRAMES, ..TapOptions::new(&self.port.name) };
         let open = || {
             let mut port = Tap::open(&options)?;
             port.take_announcements()?;
@@ -187,6 +202,7 @@ impl Relay {
         self.kernel.ensure_port(&self.port).await?;
         let (stop, (ended, end)) = (Waker::new().map_err(failed)?, oneshot::channel());
         let mut work = Work {
+            vni: self.vni,
             sender,
             overlay: self.overlay.clone(),
             heard: self.heard.clone(),
@@ -239,9 +255,10 @@ impl Drop for Reader {
 
 /// The state of the relay thread.
 struct Work {
+    vni: Vni,
     sender: PacketSocket,
     overlay: [String; 3],
-    heard: mpsc::Sender<Announcement>,
+    heard: mpsc::Sender<(Vni, Announcement)>,
     counts: Arc<Counts>,
     /// Rate limits for relayed and for received announcements.
     windows: [Window; 2],
@@ -313,7 +330,7 @@ impl Work {
         let Some(heard) = Announcement::parse(frame) else { return };
         let [_, window] = &mut self.windows;
         let is_due = window.admits(Instant::now(), heard.mac, HEARD_PER_S_MAX, HEARD_PER_S_MAX);
-        if !is_due || self.heard.try_send(heard).is_err() {
+        if !is_due || self.heard.try_send((self.vni, heard)).is_err() {
             self.counts.dropped.fetch_add(1, Relaxed);
         }
     }

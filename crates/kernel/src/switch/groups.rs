@@ -32,8 +32,10 @@ pub(crate) const GROUP_FRAMES_AT_ONCE_MAX: u32 = 20_000;
 pub(crate) const LOOP_PAUSE_S: u32 = 5;
 /// How long it is kept in mind which port that was, in seconds.
 pub(crate) const LOOP_KNOWN_S: u32 = 60;
-/// The most ports that the table distinguishes.
-const PORTS_MAX: usize = crate::net::bridge::BRIDGE_PORTS_MAX;
+/// The most ports, of all bridges, that the table distinguishes.
+const PORTS_MAX: usize = 16 * crate::net::bridge::BRIDGE_PORTS_MAX;
+/// Overlay ports of a bridge.
+const OVERLAY_PORTS_OF_BRIDGE: usize = 2;
 
 /// Counts of frames that did not go to peers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,13 +66,13 @@ pub struct GroupLimit {
 }
 
 impl GroupLimit {
-    /// Limits frames that leave by these ports of a bridge, which need not exist yet. Without ports there is
-    /// nothing to limit. Nothing is changed.
+    /// Limits frames that leave by these ports of bridges, which need not exist yet: names, or one pattern that ends
+    /// in `*`. Without ports there is nothing to limit. Nothing is changed.
     ///
     /// # Errors
     /// [`KernelError::InvalidName`].
     pub fn new(kernel: Kernel, ports: &[&str]) -> Result<Self, KernelError> {
-        ports.iter().try_for_each(|port| check_name(port))?;
+        ports.iter().try_for_each(|port| check_name(port.trim_end_matches('*')))?;
         let ports = ports.iter().map(|port| (*port).to_owned()).collect();
         Ok(Self { kernel, ports, counts: GroupCounts::default(), written: None })
     }
@@ -119,7 +121,11 @@ impl GroupLimit {
     fn text(&self) -> String {
         let Table { family, name } = TABLE;
         let quoted: Vec<String> = self.ports.iter().map(|port| format!("\"{port}\"")).collect();
-        let overlay = format!("oifname {{ {} }}", quoted.join(", "));
+        let overlay = match quoted.as_slice() {
+            // A pattern is no member of a set.
+            [one] => format!("oifname {one}"),
+            ports => format!("oifname {{ {} }}", ports.join(", ")),
+        };
         let GroupCounts { limited, reports, .. } = self.counts;
         let set = |name: &str, key: &str, size: usize, seconds: u32| {
             format!(
@@ -127,7 +133,7 @@ impl GroupLimit {
             )
         };
         let counted =
-            |name| set(name, "ifname . ifname", PORTS_MAX * self.ports.len(), LOOP_KNOWN_S);
+            |name| set(name, "ifname . ifname", PORTS_MAX * OVERLAY_PORTS_OF_BRIDGE, LOOP_KNOWN_S);
         let drop = "counter name limited drop";
         // A bridge gives each of these ports a copy.
         let over = |set: &str, rate: u32, burst: u32| {

@@ -132,6 +132,19 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
         }
     }
 
+    /// The same for a network whose broadcast and multicast frames go to no peer, until [`Self::set_broadcast`].
+    #[must_use]
+    pub fn without_broadcast(kernel: Kernel, spec: OverlaySpec) -> Self {
+        Self { broadcast: Some(HashSet::new()), ..Self::new(kernel, spec) }
+    }
+
+    /// Each peer that is not reached by nothing, and the engine that should carry its frames.
+    #[must_use]
+    pub fn vias(&self) -> Vec<(P, Via)> {
+        let peers = self.peers.iter().map(|(name, peer)| (*name, peer.via));
+        peers.filter(|(_, via)| *via != Via::None).collect()
+    }
+
     /// The engine that should carry a peer's frames.
     #[must_use]
     pub fn via(&self, peer: P) -> Via {

@@ -181,7 +181,7 @@ impl Attachments {
         let is_bridge = self.engine.switch() == SwitchKind::Bridge;
         spec.bridge = is_bridge.then(|| SWITCH.into());
         self.kernel.prepare_pair(&spec).await?;
-        self.engine.add_port(&saved.host_interface).await?;
+        self.engine.add_port(weft_path::Vni::WEFT, &saved.host_interface).await?;
         self.shortcuts.plugged_in();
         Ok(())
     }
@@ -196,7 +196,7 @@ impl Attachments {
         spec: &AttachSpec,
     ) -> Result<(), KernelError> {
         self.kernel.restore_host_end(spec).await?;
-        self.engine.add_port(&saved.host_interface).await?;
+        self.engine.add_port(weft_path::Vni::WEFT, &saved.host_interface).await?;
         self.shortcuts.plugged_in();
         Ok(())
     }

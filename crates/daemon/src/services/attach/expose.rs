@@ -164,7 +164,7 @@ impl Attachments {
     ) -> Result<(), KernelError> {
         saved.note(self.kernel.expose(spec).await?);
         saved.condition.way_out = way_out::missing(&saved.attachment, self.kernel.forwarding()?);
-        self.engine.add_port(&saved.host_interface).await?;
+        self.engine.add_port(weft_path::Vni::WEFT, &saved.host_interface).await?;
         self.shortcuts.plugged_in();
         Ok(())
     }

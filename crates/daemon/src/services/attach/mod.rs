@@ -379,7 +379,7 @@ impl Attachments {
         saved.note(attached);
         saved.attachment.port_reason = reason;
         saved.attachment.port = kind.name().into();
-        self.engine.add_port(&saved.host_interface).await?;
+        self.engine.add_port(weft_path::Vni::WEFT, &saved.host_interface).await?;
         match kind {
             PortKind::Bridge => self.shortcuts.plugged_in(),
             PortKind::Direct => self.shortcuts.close(&saved.host_interface),

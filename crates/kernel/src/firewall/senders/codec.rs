@@ -33,8 +33,8 @@ const VALUE: u16 = 1;
 const NFPROTO_INET: u8 = 1;
 const NFPROTO_BRIDGE: u8 = 7;
 
-/// Most members in one message: their attributes (28 to 48 bytes each) must fit a length of 16 bits.
-pub(super) const MEMBERS_MAX: usize = 1_000;
+/// Most members in one message: their attributes (28 to 56 bytes each) must fit a length of 16 bits.
+pub(super) const MEMBERS_MAX: usize = 500;
 
 /// The sets of the guard that hold members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,7 +44,7 @@ pub(super) enum Set {
     /// From an outer address to a number.
     V4,
     V6,
-    /// A number and an Ethernet address.
+    /// A number, an overlay port and an Ethernet address.
     Macs,
 }
 
@@ -127,9 +127,10 @@ pub(super) fn members(set: Set, message: &Message<'_>) -> impl Iterator<Item = O
                 Member::Address(Ipv6Addr::from(<[u8; 16]>::try_from(key).ok()?).into(), data()?)
             }
             Set::Macs => {
-                let (of, mac) = key.split_at_checked(4)?;
+                let (of, rest) = key.split_at_checked(4)?;
+                let (port, mac) = rest.split_at_checked(16)?;
                 let mac: MacAddress = mac.get(..6)?.try_into().ok()?;
-                Member::Mac(number(of)?, mac)
+                Member::Mac(number(of)?, port.try_into().ok()?, mac)
             }
         })
     })
@@ -169,8 +170,8 @@ fn element(list: &mut Writer, member: &Member) {
             value(it, ELEMENT_DATA, &number.to_ne_bytes());
         }
         // Each part of a key fills whole words.
-        Member::Mac(number, mac) => {
-            value(it, ELEMENT_KEY, &[&number.to_ne_bytes()[..], mac, &[0; 2]].concat());
+        Member::Mac(number, port, mac) => {
+            value(it, ELEMENT_KEY, &[&number.to_ne_bytes()[..], port, mac, &[0; 2]].concat());
         }
     });
 }
@@ -190,7 +191,7 @@ mod tests {
             (Set::Marks, Member::Mark(NUMBERS + 7)),
             (Set::V4, Member::Address("192.0.2.7".parse().unwrap(), NUMBERS + 1)),
             (Set::V6, Member::Address("fd77::7".parse().unwrap(), NUMBERS + 2)),
-            (Set::Macs, Member::Mac(NUMBERS + 3, [2, 1, 2, 3, 4, 5])),
+            (Set::Macs, Member::Mac(NUMBERS + 3, *b"weft-vx4-0a1b2c\0", [2, 1, 2, 3, 4, 5])),
         ];
         for (set, member) in all {
             assert_eq!(Set::of(&member), set);
@@ -210,8 +211,12 @@ mod tests {
 
     #[test]
     fn a_message_holds_so_many_members() {
-        let many = vec![Member::Address(IpAddr::V6(Ipv6Addr::LOCALHOST), NUMBERS); MEMBERS_MAX];
-        let length = transaction(&[Step::Add(Set::V6, &many)])[1].len();
-        assert!(length < usize::from(u16::MAX), "{length}");
+        let address = Member::Address(IpAddr::V6(Ipv6Addr::LOCALHOST), NUMBERS);
+        let mac = Member::Mac(NUMBERS, [0; 16], [0; 6]);
+        for member in [address, mac] {
+            let many = vec![member; MEMBERS_MAX];
+            let length = transaction(&[Step::Add(Set::of(&member), &many)])[1].len();
+            assert!(length < usize::from(u16::MAX), "{length}");
+        }
     }
 }

@@ -3,8 +3,8 @@
 //! Each peer has a number. The kernel assigns it to the packets that it opens. They get it as a mark from the
 //! peer's inbound state, or by the outer address, which the data channel's device has checked. The guard
 //! moves it to the packet's priority before any other program sees the packet, since many programs change
-//! marks. The VXLAN device keeps it. Before the bridge, the pair of number and source address must be a
-//! member of a set.
+//! marks. The VXLAN device keeps it. Before the bridge, the number, the VXLAN device and the source address together
+//! must be a member of a set. So a peer's addresses on one network count on no other.
 //!
 //! Members are written by netlink, not by `nft`: they change with every container, and `nft` may take
 //! seconds.
@@ -23,12 +23,17 @@ use std::{
 
 use tokio::sync::Mutex;
 use weft_crypto::PeerId;
+use weft_path::Vni;
 
 use self::{
     codec::{MEMBERS_MAX, Set, Step},
     socket::Socket,
 };
-use crate::{error::KernelError, handle::Kernel, net::neighbours::MacAddress};
+use crate::{
+    error::KernelError,
+    handle::Kernel,
+    net::{devices::overlay_ports, neighbours::MacAddress},
+};
 
 /// The numbers of senders: marks and priorities with this high byte. VLAN devices give small priorities.
 pub(crate) const NUMBERS: u32 = 0x5800_0000;
@@ -39,7 +44,7 @@ pub(crate) const TABLE: &str = "weft-guard";
 /// The guard's maps to numbers, with the type of their keys.
 pub(crate) const MAPS: [(&str, &str); 3] =
     [("marks", "mark"), ("senders4", "ipv4_addr"), ("senders6", "ipv6_addr")];
-/// The set of numbers and Ethernet addresses, in the bridge's table.
+/// The set of numbers, overlay ports and Ethernet addresses, in the bridge's table.
 pub(crate) const MACS: &str = "senders";
 /// Most messages in one transaction.
 const STEPS_MAX: usize = 3;
@@ -58,7 +63,7 @@ pub struct Senders {
 #[derive(Default)]
 struct Shared {
     peers: HashMap<PeerId, Peer>,
-    macs: HashMap<MacAddress, PeerId>,
+    macs: HashMap<Place, PeerId>,
     /// The peer of each outer address; the last claim holds.
     addresses: HashMap<IpAddr, PeerId>,
     /// Whether the guard has the sets and they hold the wanted members.
@@ -70,9 +75,15 @@ struct Shared {
 struct Peer {
     /// `None`: nothing comes from it by the kernel.
     number: Option<u32>,
-    macs: BTreeSet<MacAddress>,
+    macs: BTreeSet<Place>,
     addresses: BTreeSet<IpAddr>,
 }
+
+/// An Ethernet address on a network.
+type Place = (Vni, MacAddress);
+
+/// The name of a device, as the kernel keeps it.
+type DeviceName = [u8; 16];
 
 /// A member of one of the sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,8 +92,8 @@ enum Member {
     Mark(u32),
     /// Packets from an outer address have a number.
     Address(IpAddr, u32),
-    /// Frames with a number may come from this Ethernet address.
-    Mac(u32, MacAddress),
+    /// Frames with a number may come by this overlay port from this Ethernet address.
+    Mac(u32, DeviceName, MacAddress),
 }
 
 impl Senders {
@@ -131,30 +142,43 @@ impl Senders {
         self.change(&mut shared, &touched, change).await
     }
 
-    /// Assigns these Ethernet addresses to peers, and frees those in `remove`.
+    /// Assigns these Ethernet addresses on a network to peers, and frees those in `remove`.
     ///
     /// # Errors
     /// See [`Self::set_peer`].
     pub async fn set_macs(
         &self,
+        vni: Vni,
         add: &[([u8; 6], PeerId)],
         remove: &[[u8; 6]],
     ) -> Result<(), KernelError> {
         let mut shared = self.shared.lock().await;
         let all = remove.iter().chain(add.iter().map(|(mac, _)| mac));
-        let owners = all.filter_map(|mac| shared.macs.get(mac));
+        let owners = all.filter_map(|mac| shared.macs.get(&(vni, *mac)));
         let touched = owners.chain(add.iter().map(|(_, peer)| peer)).copied().collect();
         let change = |shared: &mut Shared| {
             for mac in remove {
-                shared.forget(mac);
+                shared.forget((vni, *mac));
             }
             for (mac, peer) in add {
-                shared.forget(mac);
-                shared.macs.insert(*mac, *peer);
-                shared.peers.entry(*peer).or_default().macs.insert(*mac);
+                shared.forget((vni, *mac));
+                shared.macs.insert((vni, *mac), *peer);
+                shared.peers.entry(*peer).or_default().macs.insert((vni, *mac));
             }
         };
         self.change(&mut shared, &touched, change).await
+    }
+
+    /// Frees all Ethernet addresses of a network.
+    ///
+    /// # Errors
+    /// See [`Self::set_peer`].
+    pub async fn remove_network(&self, vni: Vni) -> Result<(), KernelError> {
+        let shared = self.shared.lock().await;
+        let all = shared.macs.keys().filter(|(of, _)| *of == vni).map(|(_, mac)| *mac);
+        let all: Vec<MacAddress> = all.collect();
+        drop(shared);
+        self.set_macs(vni, &[], &all).await
     }
 
     /// Fills the guard's sets, unless they are already filled. `anew` means that the sets are empty. True if
@@ -289,10 +313,10 @@ impl Shared {
         }
     }
 
-    fn forget(&mut self, mac: &MacAddress) {
-        let Some(owner) = self.macs.remove(mac) else { return };
+    fn forget(&mut self, place: Place) {
+        let Some(owner) = self.macs.remove(&place) else { return };
         if let Some(peer) = self.peers.get_mut(&owner) {
-            peer.macs.remove(mac);
+            peer.macs.remove(&place);
             if peer.macs.is_empty() && peer.number.is_none() {
                 self.peers.remove(&owner);
             }
@@ -315,10 +339,20 @@ impl Shared {
             wanted.extend(
                 peer.addresses.iter().filter(has).map(|address| Member::Address(*address, number)),
             );
-            wanted.extend(peer.macs.iter().map(|mac| Member::Mac(number, *mac)));
+            let ports = |(vni, mac): &Place| {
+                let mac = *mac;
+                overlay_ports(*vni).map(|port| Member::Mac(number, device_name(&port), mac))
+            };
+            wanted.extend(peer.macs.iter().flat_map(ports));
         }
         wanted
     }
+}
+
+fn device_name(text: &str) -> DeviceName {
+    let mut name = [0; 16];
+    name.iter_mut().zip(text.bytes()).for_each(|(to, byte)| *to = byte);
+    name
 }
 
 /// Runs of members of one set, each short enough for one message. The order of members is that of sets.
