@@ -10,7 +10,7 @@ use net::{lan, network_box};
 use weft_crypto::PeerId;
 use weft_mesh::{
     AddressRange, Config, EndpointInfo, Founding, Hello, Holding, Mesh, Message, Network,
-    NetworkDefinition, NetworkId, Output, limits,
+    NetworkDefinition, NetworkId, Output, Vni, limits,
 };
 
 fn id(n: u8) -> PeerId {
@@ -107,6 +107,28 @@ fn request(outputs: &[Output], to: u8) -> Option<u64> {
 fn grant(request: u64, n: u8) -> Message {
     let ranges = vec![AddressRange::of_net("10.9.0.32/27".parse().unwrap())];
     Message::RangeGrant { request, network: founding(n), ranges }
+}
+
+#[test]
+fn the_held_networks_and_the_hosts_that_share_each_can_be_asked_for() {
+    let now = Instant::now();
+    let mut mesh = with_peer(now);
+    let shop = NetworkDefinition::new("shop");
+    mesh.create_network(now, shop.clone()).unwrap();
+    let held = |mesh: &Mesh| mesh.held_networks().cloned().collect::<Vec<_>>();
+    let mut both = vec![lan(), shop.clone()];
+    both.sort_by_key(|it| it.vni);
+    assert_eq!(held(&mesh), both, "by VNI");
+    assert_eq!(mesh.network_peers(lan().vni), [id(7)]);
+    for none in [shop.vni, Vni::WEFT, Vni(9)] {
+        assert_eq!(mesh.network_peers(none), []);
+    }
+    // A host without a link stays for a while, as in the output.
+    mesh.handle_link_down(now, id(7));
+    assert_eq!(mesh.network_peers(lan().vni), [id(7)]);
+    mesh.remove_network(now, "lan").unwrap();
+    assert!(mesh.ipam_on(lan().vni).is_some(), "it rests");
+    assert_eq!((held(&mesh), mesh.network_peers(lan().vni)), (vec![shop], Vec::new()));
 }
 
 #[test]

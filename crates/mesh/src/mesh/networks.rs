@@ -264,6 +264,19 @@ impl Mesh {
         [weft].into_iter().chain(own).chain(others).collect()
     }
 
+    /// The networks that this host holds now besides `weft`, by VNI; not those whose ranges rest here.
+    pub fn held_networks(&self) -> impl Iterator<Item = &NetworkDefinition> {
+        let held = self.state.networks.values().filter(|saved| !saved.resting);
+        held.map(|saved| &saved.definition)
+    }
+
+    /// The hosts that get the broadcasts of a network: those of the last [`Output::NetworkPeers`] about it. None of
+    /// `weft`, and none of a network that this host does not hold.
+    #[must_use]
+    pub fn network_peers(&self, vni: Vni) -> Vec<PeerId> {
+        self.networks.held.get(&vni).map_or_else(Vec::new, |held| held.peers.clone())
+    }
+
     /// The names of endpoints of a network, and those that users gave on it: of this host, then of the others that
     /// share it. Empty for a network that this host does not hold.
     #[must_use]
