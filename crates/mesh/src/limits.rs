@@ -44,6 +44,8 @@ pub const RANGE_HEARD_MS: u64 = 1_500;
 pub const RANGE_PREFIX_MAX_BITS: u8 = 29;
 /// Ranges that one host may own.
 pub const RANGES_PER_PEER_MAX: usize = 1024;
+/// Ranges of other hosts that are remembered over all networks together; each announcement counts as one more.
+pub const ANNOUNCED_RANGES_MAX: usize = 262_144;
 /// Endpoints that one host may announce, over all networks.
 pub const ENDPOINTS_PER_PEER_MAX: usize = 4096;
 /// Addresses of one endpoint.

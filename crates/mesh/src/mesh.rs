@@ -1,5 +1,6 @@
 //! The state machine of one host: its inputs, its outputs, and their order.
 
+mod announced;
 mod doubt;
 mod forgotten;
 mod founding;
@@ -456,8 +457,7 @@ impl Mesh {
     /// This host has become part of a mesh.
     fn on_network(&mut self, now: Instant) {
         let Some(network) = self.state.weft.network else { return };
-        let announced = &mut self.space(Vni::WEFT).announced;
-        announced.retain(|_, (announcement, _)| announcement.network == network.id);
+        self.space(Vni::WEFT).announced.retain_founding(network.id);
         self.namings.clear();
         self.tell_naming();
         for peer in self.linked() {

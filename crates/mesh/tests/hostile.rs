@@ -396,3 +396,52 @@ fn a_host_without_a_mesh_claims_nothing() {
     let message = Message::ClaimAnswer { id: 1, address, result: ClaimResult::NotMine };
     assert_eq!(drain(&mut mesh), [Output::Send { peer: id(1), message }]);
 }
+
+#[test]
+fn ranges_that_a_peer_announces_have_one_limit_over_all_networks() {
+    let now = Instant::now();
+    let mut mesh = founder(now);
+    link(&mut mesh, now, id(1));
+    let range = Some("10.0.0.0/8".parse().unwrap());
+    let lan = |n: usize| NetworkDefinition { range, ..NetworkDefinition::new(format!("lan{n}")) };
+    let lans: Vec<NetworkDefinition> = (0..4).map(lan).collect();
+    lans.iter().for_each(|lan| mesh.create_network(now, lan.clone()).unwrap());
+    let holding = |definition: &NetworkDefinition| Holding {
+        definition: definition.clone(),
+        founding: None,
+        used: false,
+        resting: false,
+        unsure: false,
+    };
+    let networks = lans.iter().map(holding).collect();
+    let told = Message::Networks { first: true, more: false, networks, heard: Vec::new() };
+    mesh.handle_message(now, id(1), told).unwrap();
+    let mut announce = |owner: usize, version: u64, count: usize| {
+        let mut bytes = [9; 32];
+        bytes[..8].copy_from_slice(&(owner as u64).to_be_bytes());
+        let single = |n: usize| Ipv4Addr::from(0x0a00_0000 + 2 * n as u32);
+        let one = |n: usize| AddressRange { first: single(n), last: single(n) };
+        let ranges = (0..count).map(one).collect();
+        let (network, owner_id) = (NetworkId([3; 16]), PeerId::from_bytes(bytes));
+        let announcement = RangeAnnouncement { network, owner: owner_id, version, ranges };
+        let message = Box::new(Message::Ranges { announcement });
+        let vni = lans[owner % lans.len()].vni;
+        mesh.handle_message(now, id(1), Message::On { vni, message })
+    };
+    // An announcement counts as one more than its ranges.
+    let (max, each) = (limits::ANNOUNCED_RANGES_MAX, limits::RANGES_PER_PEER_MAX);
+    let (fit, left) = (max / (each + 1), max % (each + 1));
+    (0..fit).for_each(|owner| announce(owner, 1, each).unwrap());
+    let too_many = |result| matches!(result, Err(MeshError::TooMany { .. }));
+    (fit..fit + 4).for_each(|owner| assert!(too_many(announce(owner, 1, each))));
+    announce(fit, 1, left - 1).unwrap();
+    assert!(too_many(announce(fit + 1, 1, 0)), "nothing is left");
+    announce(0, 2, each).unwrap();
+    announce(0, 3, 10).unwrap();
+    announce(fit + 1, 1, each - 11).unwrap();
+    assert!(too_many(announce(fit + 2, 1, 0)));
+    mesh.remove_network(now, "lan0").unwrap();
+    let owners = |mesh: &Mesh, vni: Vni| mesh.ipam_on(vni).map(|ipam| ipam.owners.len());
+    assert_eq!(owners(&mesh, lans[0].vni), None, "ranges go with the network");
+    assert_eq!(owners(&mesh, lans[1].vni), Some(fit.div_ceil(4)));
+}

@@ -145,7 +145,7 @@ impl Mesh {
         let Some(id) = self.state.ledger(vni).and_then(|ledger| ledger.network_id()) else {
             return;
         };
-        self.space(vni).announced.retain(|_, (announcement, _)| announcement.network == id);
+        self.space(vni).announced.retain_founding(id);
         self.networks.changed = true;
         for peer in self.sharers(vni) {
             self.send_ranges(peer, vni);

@@ -10,13 +10,14 @@ use rand::Rng;
 use weft_crypto::PeerId;
 use weft_packet::vxlan::Vni;
 
+use super::announced::Announced;
 use super::range_founding::RangeFounding;
 use super::{Change, Mesh, Output};
 use crate::error::MeshError;
 use crate::ledger::Granted;
 use crate::limits::{
-    ANNOUNCEMENT_VERSION_MAX, MEMBERS_MAX, NAME_BYTES_MAX, RANGE_ANSWER_S, RANGE_RETRY_S,
-    RANGES_PER_PEER_MAX, USAGE_INTERVAL_MS,
+    ANNOUNCED_RANGES_MAX, ANNOUNCEMENT_VERSION_MAX, MEMBERS_MAX, NAME_BYTES_MAX, RANGE_ANSWER_S,
+    RANGE_RETRY_S, RANGES_PER_PEER_MAX, USAGE_INTERVAL_MS,
 };
 use crate::message::{Message, Network, RangeAnnouncement};
 use crate::range::{AddressRange, RangeSet};
@@ -24,8 +25,7 @@ use crate::range::{AddressRange, RangeSet};
 /// The ranges of a network, in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Space {
-    /// Ranges of other hosts, as they or others told.
-    pub(crate) announced: BTreeMap<PeerId, (RangeAnnouncement, RangeSet)>,
+    pub(crate) announced: Announced,
     pub(crate) ask: RangeAsk,
     pub(crate) founding: RangeFounding,
     usage_told: u64,
@@ -202,8 +202,7 @@ impl Mesh {
 
     /// How many addresses another host has free, as far as it told.
     fn free_of(&self, peer: PeerId, vni: Vni) -> u64 {
-        let announced = self.spaces.get(&vni).and_then(|space| space.announced.get(&peer));
-        let size = announced.map_or(0, |(_, ranges)| ranges.size());
+        let size = self.spaces.get(&vni).map_or(0, |space| space.announced.size_of(peer));
         let incoming = self.links.get(&peer).and_then(|link| link.incoming.get(&vni));
         let used = incoming.and_then(|incoming| incoming.used).unwrap_or(0);
         size.saturating_sub(used)
@@ -251,9 +250,9 @@ impl Mesh {
                 return;
             }
             Granted::NothingLeft => {
-                let announced = self.spaces.get(&vni).map(|space| &space.announced);
-                let others = announced.into_iter().flat_map(BTreeMap::keys).copied();
-                let others = others.filter(|other| *other != peer);
+                let announced = self.spaces.get(&vni).into_iter();
+                let others = announced.flat_map(|space| space.announced.ranges());
+                let others = others.map(|(other, _)| other).filter(|other| *other != peer);
                 let richest = others.max_by_key(|other| self.free_of(*other, vni));
                 let ask = richest.filter(|other| self.free_of(*other, vni) > 1);
                 let hint = match ask {
@@ -388,9 +387,8 @@ impl Mesh {
     pub(crate) fn send_ranges(&mut self, peer: PeerId, vni: Vni) {
         let local = self.config.local;
         let own = self.state.ledger(vni).and_then(|ledger| ledger.announcement(local));
-        let announced = self.spaces.get(&vni).map(|space| &space.announced);
-        let others = announced.into_iter().flat_map(BTreeMap::values);
-        let others = others.map(|(announcement, _)| announcement.clone());
+        let announced = self.spaces.get(&vni).into_iter();
+        let others = announced.flat_map(|space| space.announced.announcements()).cloned();
         let all: Vec<RangeAnnouncement> = own.into_iter().chain(others).collect();
         for announcement in all {
             self.send(peer, Message::Ranges { announcement }.on(vni));
@@ -425,7 +423,7 @@ impl Mesh {
         let direct = owner == peer;
         let tells_itself = self.shares(owner, vni);
         let announced = &self.space(vni).announced;
-        let known = announced.get(&owner).map(|(known, _)| known);
+        let known = announced.get(owner);
         if !direct && tells_itself && known.is_some() {
             return Ok(());
         }
@@ -443,10 +441,23 @@ impl Mesh {
             None => announced.len() < MEMBERS_MAX,
         };
         if newer {
-            self.space(vni).announced.insert(owner, (announcement.clone(), set));
+            if !self.has_room_for(vni, &announcement) {
+                let (what, max) = ("ranges of hosts", ANNOUNCED_RANGES_MAX);
+                return Err(MeshError::TooMany { peer, what, max });
+            }
+            self.space(vni).announced.insert(announcement.clone(), set);
             self.relay_on(vni, peer, &Message::Ranges { announcement });
         }
         Ok(())
+    }
+
+    /// Whether an announcement may be kept besides those of all networks. One that has grown no larger always may.
+    fn has_room_for(&self, vni: Vni, announcement: &RangeAnnouncement) -> bool {
+        let known = self.spaces.get(&vni).and_then(|it| it.announced.get(announcement.owner));
+        let known = known.map_or(0, Announced::weight_of);
+        let weight = Announced::weight_of(announcement);
+        let all: usize = self.spaces.values().map(|space| space.announced.weight()).sum();
+        weight <= known || all - known + weight <= ANNOUNCED_RANGES_MAX
     }
 
     /// A peer holds a later announcement of this host than this host made itself. If this host's state is known
@@ -474,9 +485,8 @@ impl Mesh {
 
     /// Other hosts that announce an address of a network as theirs.
     pub(crate) fn said_owners(&self, vni: Vni, address: Ipv4Addr) -> Vec<PeerId> {
-        let announced = self.spaces.get(&vni).into_iter().flat_map(|space| &space.announced);
-        let owners = announced.filter(|(_, (_, ranges))| ranges.contains(address));
-        owners.map(|(owner, _)| *owner).collect()
+        let space = self.spaces.get(&vni).into_iter();
+        space.flat_map(|space| space.announced.owners_of(address)).collect()
     }
 
     fn drive_usage(&mut self, now: Instant, vni: Vni) {

@@ -151,12 +151,12 @@ impl Mesh {
             ranges: own.ranges().to_vec(),
             linked: true,
         });
-        let announced = self.spaces.get(&vni).into_iter().flat_map(|space| &space.announced);
-        let others = announced.map(|(peer, (_, ranges))| {
-            let link = self.links.get(peer);
+        let announced = self.spaces.get(&vni).into_iter();
+        let others = announced.flat_map(|space| space.announced.ranges()).map(|(peer, ranges)| {
+            let link = self.links.get(&peer);
             OwnerStatus {
-                peer: *peer,
-                nickname: self.members.get(*peer).map(|m| m.nickname.clone()).unwrap_or_default(),
+                peer,
+                nickname: self.members.get(peer).map(|m| m.nickname.clone()).unwrap_or_default(),
                 addresses: ranges.size(),
                 used: link.and_then(|link| link.incoming.get(&vni)?.used),
                 ranges: ranges.ranges().to_vec(),
