@@ -24,6 +24,10 @@ pub const NAME_BYTES_MAX: usize = 255;
 pub const NETWORKS_MAX: usize = 255;
 /// Networks in one message.
 pub const NETWORKS_PER_MESSAGE_MAX: usize = 64;
+/// Clashes of networks with one peer that are outputs within [`CLASHES_TOLD_PERIOD_S`]; the status lists all.
+pub const CLASHES_TOLD_PER_PEER_MAX: usize = 64;
+/// The time in which clashes that are told are counted, in seconds.
+pub const CLASHES_TOLD_PERIOD_S: u64 = 3600;
 /// Length of a network's name in bytes: a label in DNS.
 pub const NETWORK_NAME_BYTES_MAX: usize = 63;
 /// Smallest MTU of a network in bytes (RFC 8200 section 5).

@@ -442,9 +442,9 @@ impl Mesh {
     fn drive(&mut self, now: Instant) {
         self.drive_doubt(now);
         self.drive_founding(now);
-        self.tell_networks();
+        self.tell_networks(now);
         self.drive_ranges(now);
-        self.tell_networks();
+        self.tell_networks(now);
         self.drive_tickets(now);
         self.drive_usages(now);
         self.drive_networks(now);

@@ -156,6 +156,15 @@ pub enum NetworkClash {
 }
 
 impl NetworkClash {
+    /// The other host.
+    pub(crate) const fn peer(&self) -> PeerId {
+        match self {
+            Self::Definition { peer, .. }
+            | Self::Founding { peer, .. }
+            | Self::Vni { peer, .. } => *peer,
+        }
+    }
+
     /// The clash of a network of this host with one of a peer; `None`: they are equal, or unlike in name and VNI.
     pub(crate) fn between(
         ours: &NetworkDefinition,

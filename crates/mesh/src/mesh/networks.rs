@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use weft_crypto::PeerId;
 use weft_packet::vxlan::Vni;
 
+use self::clashes::Clashes;
 use super::{Mesh, Output};
 use crate::endpoint::{EndpointTable, HostNames};
 use crate::error::{MeshError, NetworkError};
@@ -47,7 +48,7 @@ pub(crate) struct Networks {
     theirs: BTreeMap<PeerId, Theirs>,
     /// The peers that have been greeted about a network.
     shared: BTreeSet<(PeerId, Vni)>,
-    clashes: BTreeSet<NetworkClash>,
+    clashes: Clashes,
     /// The networks that peers were told last.
     told: Vec<Holding>,
     /// Something has changed since the last look.
@@ -70,6 +71,8 @@ struct Held {
 #[derive(Debug)]
 struct Theirs {
     networks: BTreeMap<Vni, Holding>,
+    /// The VNI of each, by its name.
+    names: BTreeMap<String, Vni>,
     /// When they are dropped, if the host has no link.
     expires: Option<Instant>,
 }
@@ -137,6 +140,24 @@ impl Networks {
     }
 }
 
+impl Theirs {
+    fn new(networks: BTreeMap<Vni, Holding>) -> Self {
+        let names = networks.iter().map(|(vni, it)| (it.definition.name.clone(), *vni)).collect();
+        Self { networks, names, expires: None }
+    }
+
+    fn named(&self, name: &str) -> Option<&Holding> {
+        self.networks.get(self.names.get(name)?)
+    }
+
+    /// Those that have a network's VNI or name.
+    fn like(&self, definition: &NetworkDefinition) -> impl Iterator<Item = &Holding> {
+        let named = self.named(&definition.name);
+        let named = named.filter(|it| it.definition.vni != definition.vni);
+        self.networks.get(&definition.vni).into_iter().chain(named)
+    }
+}
+
 impl Held {
     fn new(now: Instant, local: PeerId, vni: Vni) -> Self {
         let endpoints = EndpointTable::new(local, vni);
@@ -182,10 +203,9 @@ impl Mesh {
             }
             return Ok(vni);
         }
-        let known = self.networks.theirs.iter();
-        let mut known = known
-            .flat_map(|(peer, theirs)| theirs.networks.values().map(move |it| (*peer, it)))
-            .filter(|(_, theirs)| theirs.definition.name == name && !theirs.resting);
+        let theirs = self.networks.theirs.iter();
+        let named = theirs.filter_map(|(peer, theirs)| Some((*peer, theirs.named(name)?)));
+        let mut known = named.filter(|(_, theirs)| !theirs.resting);
         let Some((host, holding)) = known.next() else {
             return Err(NetworkError::Unknown { name: name.to_owned() });
         };
@@ -250,7 +270,7 @@ impl Mesh {
                 .filter(|_| here)
                 .map_or(0, EndpointTable::local_count),
             hosts: self.holders(definition),
-            clashes: self.clashes_of(definition).filter(|_| here).cloned().collect(),
+            clashes: self.clashes_of(definition.vni).filter(|_| here).cloned().collect(),
         };
         let own = self.state.networks.values().filter(|saved| !saved.resting);
         let own: Vec<NetworkStatus> =
@@ -490,18 +510,18 @@ impl Mesh {
         link.heard = heard;
         link.hear(&networks);
         self.networks.changed = true;
-        self.networks.theirs.insert(peer, Theirs { networks, expires: None });
+        self.networks.theirs.insert(peer, Theirs::new(networks));
         Ok(())
     }
 
     /// Lets go of idle networks, and takes every step about networks that has become possible.
     pub(crate) fn drive_networks(&mut self, now: Instant) {
         self.end_idle_networks(now);
-        self.tell_networks();
+        self.tell_networks(now);
     }
 
     /// Yields foundings and tells peers what this host holds, before anything is given or asked for.
-    pub(crate) fn tell_networks(&mut self) {
+    pub(crate) fn tell_networks(&mut self, now: Instant) {
         if !std::mem::take(&mut self.networks.changed) && !self.is_use_untold() {
             return;
         }
@@ -516,7 +536,7 @@ impl Mesh {
         self.drop_uncarried();
         self.greet_sharers();
         self.tell_network_peers();
-        self.find_clashes();
+        self.find_clashes(now);
     }
 
     fn own_holdings(&self) -> Vec<Holding> {
