@@ -113,6 +113,16 @@ pub enum NetworkError {
         /// The fault in it.
         why: String,
     },
+    /// It has an option that this release does not know.
+    #[error(
+        "network {name} has the option {option}, which this release of Weft does not know: update Weft on this host"
+    )]
+    UnknownOption {
+        /// The network.
+        name: String,
+        /// The name of the option.
+        option: String,
+    },
     /// It is here with another definition.
     #[error(
         "network {name} is on this host with another definition: remove it on every host that has it, then create it again"

@@ -46,7 +46,9 @@ pub use message::{
     RangeAnnouncement,
 };
 pub use names::{NamePort, NameRecord, Transport, is_dns_label, is_dns_name};
-pub use network::{NetworkClash, NetworkDefinition, NetworkOptions, WEFT, vni_of};
+pub use network::{
+    NetworkClash, NetworkDefinition, NetworkOptions, OptionValue, OtherValue, WEFT, vni_of,
+};
 pub use range::AddressRange;
 pub use state::State;
 pub use weft_packet::ethernet::{Mac, ParseMacError};

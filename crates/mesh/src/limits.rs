@@ -24,6 +24,10 @@ pub const NAME_BYTES_MAX: usize = 255;
 pub const NETWORKS_MAX: usize = 255;
 /// Networks in one message.
 pub const NETWORKS_PER_MESSAGE_MAX: usize = 64;
+/// Options of a network that a host keeps though it does not know them, to show them in a clash.
+pub const LATER_OPTIONS_MAX: usize = 16;
+/// Length of the name of such an option, and of its value if that is a text, in bytes.
+pub const LATER_OPTION_BYTES_MAX: usize = 128;
 /// Clashes of networks with one peer that are outputs within [`CLASHES_TOLD_PERIOD_S`]; the status lists all.
 pub const CLASHES_TOLD_PER_PEER_MAX: usize = 64;
 /// The time in which clashes that are told are counted, in seconds.

@@ -123,6 +123,7 @@ impl Mesh {
     ) -> Result<Self, MeshError> {
         config.check()?;
         let mut state = saved.unwrap_or_else(|| State::new(&config));
+        let unknown = state.drop_unknown();
         state.check(&config)?;
         state.weft.set_range(config.range);
         let members = Members::restore(now, &state.members, config.discovery);
@@ -162,6 +163,7 @@ impl Mesh {
         if let Some(why) = mesh.unsure() {
             mesh.emit(Output::Changed(Change::StateDoubted { why }));
         }
+        mesh.tell_unknown_networks(unknown);
         Ok(mesh)
     }
 

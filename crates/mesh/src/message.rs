@@ -1,17 +1,18 @@
 //! Messages about the mesh, which hosts exchange over their links.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use weft_crypto::PeerId;
 use weft_packet::ethernet::Mac;
 use weft_packet::vxlan::Vni;
 
 use crate::endpoint::EndpointInfo;
 use crate::names::NameRecord;
-use crate::network::NetworkDefinition;
+use crate::network::{NetworkDefinition, NetworkOptions, OptionValue};
 use crate::range::AddressRange;
 
 /// Names one mesh: 16 random bytes made by the host that founded it, shown in hex.
@@ -149,8 +150,8 @@ pub struct Holding {
 }
 
 impl Holding {
-    /// Why no host would believe it, if so.
-    pub(crate) fn fault(&self) -> Option<&'static str> {
+    /// Whether it may be kept: to be shared or joined, or to be told as a clash.
+    pub(crate) fn may_be_kept(&self) -> bool {
         let definition = &self.definition;
         let fits = |founding: &Network| {
             let range6 = founding.range6;
@@ -159,9 +160,45 @@ impl Holding {
                 && definition.range.is_some()
                 && definition.range6.is_none_or(|wanted| wanted == range6)
         };
-        let unfit = self.founding.as_ref().is_some_and(|founding| !fits(founding));
-        definition.fault().or_else(|| unfit.then_some("a founding that its network cannot have"))
+        self.founding.as_ref().is_none_or(fits) && definition.options.may_be_kept()
     }
+}
+
+/// An entry of a list of networks, as far as this release can read it.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Listed {
+    Whole(Holding),
+    /// Of a later release: a field has a value that is none here.
+    Part(Part),
+}
+
+#[derive(Deserialize)]
+struct Part {
+    name: String,
+    vni: Vni,
+    #[serde(flatten)]
+    fields: BTreeMap<String, OptionValue>,
+}
+
+impl From<Listed> for Holding {
+    fn from(listed: Listed) -> Self {
+        let Part { name, vni, fields } = match listed {
+            Listed::Whole(holding) => return holding,
+            Listed::Part(part) => part,
+        };
+        let resting = fields.get("resting") == Some(&OptionValue::Flag(true));
+        // No host holds a network with options that it does not know, so nothing is equal to this one.
+        let options = NetworkOptions { later: fields, ..NetworkOptions::default() };
+        let definition = NetworkDefinition { name, vni, range: None, range6: None, options };
+        Self { definition, founding: None, used: false, resting, unsure: false }
+    }
+}
+
+/// Reads a list of networks of which a later release may have written some: they must have a name and a VNI.
+fn read_networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Holding>, D::Error> {
+    let all = Vec::<Listed>::deserialize(deserializer)?;
+    Ok(all.into_iter().map(Holding::from).collect())
 }
 
 /// The answer of a range's owner to a [`Message::Claim`].
@@ -326,6 +363,7 @@ pub enum Message {
         /// It goes on in the next message.
         more: bool,
         /// The networks.
+        #[serde(deserialize_with = "read_networks")]
         networks: Vec<Holding>,
         /// Foundings of which the receiver had given nothing when the sender heard of them from it.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]

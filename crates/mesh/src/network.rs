@@ -1,21 +1,24 @@
 //! Definitions of networks, and the VNI that follows from a name (`docs/design/networks.md`).
 
-use std::fmt::Write as _;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write as _};
 
 use ipnet::{Ipv4Net, Ipv6Net};
-use serde::{Deserialize, Serialize};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use weft_crypto::{PeerId, fingerprint};
 use weft_packet::vxlan::Vni;
 
-use crate::limits::{NETWORK_MTU_MIN_BYTES, NETWORK_NAME_BYTES_MAX, RANGE_PREFIX_MAX_BITS};
+use crate::limits::{
+    LATER_OPTION_BYTES_MAX, LATER_OPTIONS_MAX, NETWORK_MTU_MIN_BYTES, NETWORK_NAME_BYTES_MAX,
+    RANGE_PREFIX_MAX_BITS,
+};
 
 /// The name of the network that every host has.
 pub const WEFT: &str = "weft";
 
 /// The choices of a network's creator.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NetworkOptions {
     /// No way out of the network.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -26,7 +29,28 @@ pub struct NetworkOptions {
     /// Its ports reach no other port, only the way out.
     #[serde(default, skip_serializing_if = "is_false")]
     pub isolated: bool,
+    /// Options of a later release. A host holds no network that has any: it does not know what they ask of it.
+    #[serde(flatten)]
+    pub later: BTreeMap<String, OptionValue>,
 }
+
+/// The value of an option that this release does not know.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum OptionValue {
+    /// A choice.
+    Flag(bool),
+    /// A number.
+    Number(i64),
+    /// A text.
+    Text(String),
+    /// Anything else.
+    Other(OtherValue),
+}
+
+/// A value that is kept as a mark alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OtherValue;
 
 /// A network as its creator wants it. It never changes; hosts share a network if they have equal definitions.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -57,16 +81,8 @@ impl NetworkDefinition {
     /// Why no host would take it, if so.
     #[must_use]
     pub fn fault(&self) -> Option<&'static str> {
-        if !is_network_name(&self.name) {
-            return Some(
-                "a network's name has 1 to 63 lower-case letters, digits, - and _, and starts with a letter or digit",
-            );
-        }
-        if self.name == WEFT || is_reserved(self.vni) {
-            return Some("network weft and the VNIs 0, 1 and 16777215 are reserved");
-        }
-        if self.vni > Vni::PROBE {
-            return Some("a VNI has 24 bits");
+        if let Some(fault) = self.key_fault() {
+            return Some(fault);
         }
         if let Some(range) = self.range
             && (range.prefix_len() > RANGE_PREFIX_MAX_BITS || range.trunc() != range)
@@ -82,6 +98,19 @@ impl NetworkDefinition {
         self.options.mtu.is_some_and(small).then_some("the MTU is below 1,280 bytes")
     }
 
+    /// Why no network has its name and VNI, if so.
+    pub(crate) fn key_fault(&self) -> Option<&'static str> {
+        if !is_network_name(&self.name) {
+            return Some(
+                "a network's name has 1 to 63 lower-case letters, digits, - and _, and starts with a letter or digit",
+            );
+        }
+        if self.name == WEFT || is_reserved(self.vni) {
+            return Some("network weft and the VNIs 0, 1 and 16777215 are reserved");
+        }
+        (self.vni > Vni::PROBE).then_some("a VNI has 24 bits")
+    }
+
     /// Each field that differs, with the values `there` (of `theirs`) and `here`, for a user.
     fn differences(&self, theirs: &Self) -> String {
         let mut text = String::new();
@@ -94,11 +123,61 @@ impl NetworkDefinition {
         differ("VNI", self.vni.0.to_string(), theirs.vni.0.to_string());
         differ("range", or_none(self.range), or_none(theirs.range));
         differ("IPv6 range", or_none(self.range6), or_none(theirs.range6));
-        let (ours, theirs) = (self.options, theirs.options);
+        let (ours, theirs) = (&self.options, &theirs.options);
         differ("internal", ours.internal.to_string(), theirs.internal.to_string());
         differ("MTU", or_none(ours.mtu), or_none(theirs.mtu));
         differ("isolated", ours.isolated.to_string(), theirs.isolated.to_string());
+        let later: BTreeSet<&String> = ours.later.keys().chain(theirs.later.keys()).collect();
+        for name in later {
+            let value = |of: &NetworkOptions| or_none(of.later.get(name));
+            differ(&format!("{name} (of a later release)"), value(ours), value(theirs));
+        }
         text
+    }
+}
+
+impl NetworkOptions {
+    /// The name of an option that this release does not know, if there is one.
+    #[must_use]
+    pub fn unknown(&self) -> Option<&str> {
+        self.later.keys().next().map(String::as_str)
+    }
+
+    /// Whether those of a later release are few, and short and plain enough to be shown.
+    pub(crate) fn may_be_kept(&self) -> bool {
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        let short = |text: &str| text.len() <= LATER_OPTION_BYTES_MAX;
+        let fits = |(name, value): (&String, &OptionValue)| {
+            let value_fits = match value {
+                OptionValue::Text(text) => short(text),
+                _ => true,
+            };
+            short(name) && name.chars().all(plain) && value_fits
+        };
+        self.later.len() <= LATER_OPTIONS_MAX && self.later.iter().all(fits)
+    }
+}
+
+impl fmt::Display for OptionValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(value) => write!(f, "{value}"),
+            Self::Number(value) => write!(f, "{value}"),
+            Self::Text(value) => write!(f, "{value:?}"),
+            Self::Other(OtherValue) => write!(f, "a value that this host cannot read"),
+        }
+    }
+}
+
+impl Serialize for OtherValue {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_unit()
+    }
+}
+
+impl<'de> Deserialize<'de> for OtherValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        IgnoredAny::deserialize(deserializer).map(|IgnoredAny| Self)
     }
 }
 
@@ -280,6 +359,31 @@ mod tests {
     }
 
     #[test]
+    fn options_of_a_later_release_are_kept_and_written_as_they_came() {
+        let text =
+            r#"{"name":"abc","vni":12220438,"options":{"mtu":1400,"a":true,"b":-5,"c":"x"}}"#;
+        let newer: NetworkDefinition = serde_json::from_str(text).unwrap();
+        assert_eq!(newer.options.mtu, Some(1_400));
+        assert_eq!(newer.options.unknown(), Some("a"));
+        assert_eq!(serde_json::to_string(&newer).unwrap(), text);
+        for odd in ["null", "[1]", "{\"x\":1}", "1.5", "18446744073709551615"] {
+            let text = format!(r#"{{"a":{odd}}}"#);
+            let options: NetworkOptions = serde_json::from_str(&text).unwrap();
+            assert_eq!(options.later["a"], OptionValue::Other(OtherValue), "{odd}");
+        }
+        let fits = |name: &str, value: &str, count: usize| {
+            let name = |n: usize| format!("{name}{n}");
+            let value = || OptionValue::Text(value.to_owned());
+            let later = (0..count).map(|n| (name(n), value())).collect();
+            NetworkOptions { later, ..NetworkOptions::default() }.may_be_kept()
+        };
+        let long = "l".repeat(LATER_OPTION_BYTES_MAX + 1);
+        assert!(fits("a-B_", &long[1..], LATER_OPTIONS_MAX));
+        assert!(!fits("a", "x", LATER_OPTIONS_MAX + 1));
+        assert!(!fits("a", &long, 1) && !fits(&long, "x", 1) && !fits("a\u{1b}", "x", 1));
+    }
+
+    #[test]
     fn a_clash_says_every_difference_with_both_values() {
         let peer = PeerId::from_bytes([7; 32]);
         let ours = NetworkDefinition::new("shop");
@@ -292,7 +396,12 @@ mod tests {
             vni: Vni(5),
             range: Some("10.5.0.0/16".parse().unwrap()),
             range6: Some("fd00:5::/64".parse().unwrap()),
-            options: NetworkOptions { internal: true, mtu: Some(1_400), isolated: true },
+            options: NetworkOptions {
+                internal: true,
+                mtu: Some(1_400),
+                isolated: true,
+                later: [("colour".to_owned(), OptionValue::Text("red\u{1b}".to_owned()))].into(),
+            },
             ..ours.clone()
         };
         let text = clash(&theirs).unwrap();
@@ -304,6 +413,7 @@ mod tests {
             "internal is true there and false here",
             "MTU is 1400 there and none here",
             "isolated is true there",
+            "colour (of a later release) is \"red\\u{1b}\" there and none here",
         ];
         parts.iter().for_each(|part| assert!(text.contains(part), "{text}"));
         let text = clash(&NetworkDefinition { vni: ours.vni, ..NetworkDefinition::new("web") });

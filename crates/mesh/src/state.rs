@@ -99,6 +99,16 @@ impl State {
         }
     }
 
+    /// Drops the networks with options that only a later release knows, which wrote the state.
+    pub(crate) fn drop_unknown(&mut self) -> Vec<NetworkDefinition> {
+        let unknown = |saved: &SavedNetwork| saved.definition.options.unknown().is_some();
+        let all = std::mem::take(&mut self.networks);
+        let (dropped, kept) = all.into_iter().partition(|(_, saved)| unknown(saved));
+        self.networks = kept;
+        let dropped: BTreeMap<Vni, SavedNetwork> = dropped;
+        dropped.into_values().map(|saved| saved.definition).collect()
+    }
+
     /// Counts changes of owned ranges and given addresses ([`crate::Mesh::generation`]).
     pub fn generation(&self) -> u64 {
         self.generation

@@ -270,7 +270,12 @@ fn as_many_networks_as_there_may_be_are_told_in_parts_and_taken() {
     let many = |n: usize| NetworkDefinition {
         range: Some("255.255.128.0/17".parse().unwrap()),
         range6: Some("fd00:1234:5678:9abc::/64".parse().unwrap()),
-        options: NetworkOptions { internal: true, mtu: Some(65_535), isolated: true },
+        options: NetworkOptions {
+            internal: true,
+            mtu: Some(65_535),
+            isolated: true,
+            ..NetworkOptions::default()
+        },
         ..NetworkDefinition::new(format!("{}{n:03}", "n".repeat(60)))
     };
     for n in 0..limits::NETWORKS_MAX {

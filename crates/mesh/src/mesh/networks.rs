@@ -180,9 +180,6 @@ impl Mesh {
         if definition.name == WEFT {
             return Err(NetworkError::Weft);
         }
-        if let Some(fault) = definition.fault() {
-            return Err(NetworkError::Unfit { why: fault.to_owned() });
-        }
         self.hold(now, definition, true)
     }
 
@@ -468,7 +465,7 @@ impl Mesh {
         &mut self,
         peer: PeerId,
         (first, more): (bool, bool),
-        networks: Vec<Holding>,
+        mut networks: Vec<Holding>,
         heard: &[NetworkId],
     ) -> Result<(), MeshError> {
         if heard.len() > NETWORKS_MAX {
@@ -477,9 +474,10 @@ impl Mesh {
         if networks.len() > NETWORKS_PER_MESSAGE_MAX {
             return Err(MeshError::Malformed { peer, what: "too many networks in one message" });
         }
-        if let Some(what) = networks.iter().find_map(Holding::fault) {
+        if let Some(what) = networks.iter().find_map(|it| it.definition.key_fault()) {
             return Err(MeshError::Malformed { peer, what });
         }
+        networks.retain(Holding::may_be_kept);
         let Some(link) = self.links.get_mut(&peer) else { return Ok(()) };
         let link = &mut link.networks;
         if first {
@@ -601,6 +599,12 @@ impl Mesh {
         created: bool,
     ) -> Result<(), NetworkError> {
         let (name, vni) = (definition.name.clone(), definition.vni);
+        if let Some(fault) = definition.fault() {
+            return Err(NetworkError::Unfit { why: fault.to_owned() });
+        }
+        if let Some(option) = definition.options.unknown() {
+            return Err(NetworkError::UnknownOption { name, option: option.to_owned() });
+        }
         if let Some(why) = self.storage.failure() {
             return Err(NetworkError::NotSaved { why: why.to_owned() });
         }

@@ -151,6 +151,15 @@ pub enum Change {
         /// Its VNI.
         vni: Vni,
     },
+    /// The saved state has a network with an option that this release does not know. This host holds it no more.
+    NetworkUnknown {
+        /// Its name.
+        name: String,
+        /// Its VNI.
+        vni: Vni,
+        /// The name of the option.
+        option: String,
+    },
     /// A peer sent something that cannot be true; this host ignored it.
     Ignored {
         /// The sender.

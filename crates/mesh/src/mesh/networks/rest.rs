@@ -110,6 +110,15 @@ impl Mesh {
         self.links.values_mut().for_each(|link| drop(link.incoming.remove(&vni)));
     }
 
+    /// Says which networks of the saved state this release cannot hold.
+    pub(crate) fn tell_unknown_networks(&mut self, unknown: Vec<NetworkDefinition>) {
+        self.dirty |= !unknown.is_empty();
+        for NetworkDefinition { name, vni, options, .. } in unknown {
+            let option = options.unknown().unwrap_or_default().to_owned();
+            self.emit(Output::Changed(Change::NetworkUnknown { name, vni, option }));
+        }
+    }
+
     /// Drops resting ledgers of networks that no host holds, or that others hold with another founding.
     pub(super) fn drop_resting(&mut self) {
         let all_known = self.all_have_told();
