@@ -578,6 +578,10 @@ impl Mesh {
         if self.links.remove(&peer).is_none() {
             return false;
         }
+        // On the next link they would come before the greeting.
+        let is_lost = |it: &Output| matches!(it, Output::Send { peer: to, .. } if *to == peer);
+        self.outputs.retain(|output| !is_lost(output));
+        self.storage.retain_held(|output| !is_lost(output));
         let grace = Duration::from_secs(ENDPOINT_GRACE_S);
         self.tables_mut().for_each(|(_, table)| table.set_expiry(peer, Some(now + grace)));
         self.networks_link_down(now, peer);

@@ -132,6 +132,61 @@ fn a_network_that_both_hosts_hold_is_shared_and_carries_endpoints_both_ways() {
     assert_eq!(told(&drain(&mut mesh), 7), []);
 }
 
+/// The kinds of messages to a peer about networks besides `weft`, as they are on the wire.
+fn kinds(outputs: &[Output], to: u8) -> Vec<String> {
+    let kind = |message: &Message| {
+        let value = serde_json::to_value(message).unwrap();
+        let kind = |value: &serde_json::Value| value["kind"].as_str().unwrap().to_owned();
+        if value["kind"] == "on" { format!("on {}", kind(&value["message"])) } else { kind(&value) }
+    };
+    told(outputs, to).iter().map(kind).collect()
+}
+
+#[test]
+fn a_host_says_its_networks_first_on_a_link_and_then_ranges_before_endpoints() {
+    let mut now = Instant::now();
+    let mut mesh = founder(now);
+    let lan = net::lan();
+    mesh.create_network(now, lan.clone()).unwrap();
+    now += Duration::from_millis(limits::RANGE_FOUND_SETTLE_MS);
+    mesh.handle_timeout(now);
+    mesh.allocate(now, lan.vni, "box1");
+    mesh.set_local_endpoint(now, lan.vni, network_box(5, 1)).unwrap();
+    drain(&mut mesh);
+    link(&mut mesh, now, 7);
+    hold(&mut mesh, now, 7, std::slice::from_ref(&lan));
+    let greeting = ["networks", "on ranges", "on usage", "on claims_held", "on endpoints"];
+    assert_eq!(kinds(&drain(&mut mesh), 7), greeting);
+
+    // What the host had still to say when the link was replaced is not said on the new one.
+    mesh.set_local_endpoint(now, lan.vni, network_box(5, 2)).unwrap();
+    link(&mut mesh, now, 7);
+    hold(&mut mesh, now, 7, std::slice::from_ref(&lan));
+    assert_eq!(kinds(&drain(&mut mesh), 7), greeting);
+
+    // Nor is what waited for the state to be saved.
+    let request = Message::RangeRequest { request: 1, within: lan.range.unwrap() };
+    mesh.handle_message(now, id(7), on(lan.vni, request)).unwrap();
+    assert!(matches!(mesh.poll_output(), Some(Output::Persist(_))));
+    mesh.handle_saved(now, Err("no space left".to_owned()));
+    assert_eq!(told(&drain(&mut mesh), 7), [], "the grant waits");
+    now += Duration::from_millis(limits::SAVE_RETRY_MAX_MS);
+    mesh.handle_timeout(now);
+    link(&mut mesh, now, 7);
+    let mut outputs = Vec::new();
+    while let Some(output) = mesh.poll_output() {
+        if matches!(output, Output::Persist(_)) {
+            mesh.handle_saved(now, Ok(()));
+        }
+        outputs.push(output);
+    }
+    hold(&mut mesh, now, 7, std::slice::from_ref(&lan));
+    outputs.extend(drain(&mut mesh));
+    let kinds = kinds(&outputs, 7);
+    assert_eq!(kinds[0], "networks", "{kinds:?}");
+    assert!(kinds.contains(&"on range_grant".to_owned()), "{kinds:?}");
+}
+
 #[test]
 fn networks_have_the_same_addresses_without_conflict_and_each_its_own_key() {
     let now = Instant::now();

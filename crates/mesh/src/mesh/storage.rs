@@ -79,6 +79,13 @@ impl Storage {
         self.failing.as_ref().map(|_| self.durable.generation())
     }
 
+    /// Keeps some of the outputs that wait.
+    pub(crate) fn retain_held(&mut self, keep: impl Fn(&Output) -> bool) {
+        if let Some(failing) = &mut self.failing {
+            failing.held.retain(keep);
+        }
+    }
+
     fn hold(&mut self, output: Output) {
         if let Some(failing) = &mut self.failing
             && failing.held.len() < HELD_OUTPUTS_MAX

@@ -47,6 +47,8 @@ pub struct Way {
     up: bool,
     /// The host at this end sees nothing more of the link.
     closed: bool,
+    /// The list of the sender's networks has come.
+    listed: bool,
 }
 
 #[derive(Debug, Default)]
@@ -286,7 +288,7 @@ impl Net {
             return;
         }
         let hello = |host: usize| Item::Hello(self.hosts[host].mesh.as_ref().unwrap().hello());
-        let towards = |host: usize| Way { items: [hello(host)].into(), up: false, closed: false };
+        let towards = |host: usize| Way { items: [hello(host)].into(), ..Way::default() };
         let ways = [towards(pair.1), towards(pair.0)];
         self.links.insert(pair, ways);
     }
@@ -319,6 +321,11 @@ impl Net {
         let peer = self.id(from);
         let way = &mut self.links.get_mut(&pair).unwrap()[end];
         let item = way.items.pop_front();
+        match &item {
+            Some(Item::Message(Message::Networks { .. })) => way.listed = true,
+            Some(Item::Message(Message::On { .. })) => assert!(way.listed, "{item:?} came first"),
+            _ => {}
+        }
         let up = way.up;
         if item.is_none() {
             way.closed = true;
