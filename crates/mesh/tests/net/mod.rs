@@ -109,6 +109,8 @@ pub struct Net {
     /// Crash the host after this many further outputs.
     pub crash_after: Option<(usize, usize)>,
     pub counters: Counters,
+    /// The pairs of hosts of which the first has sent the second a message about a network besides `weft`.
+    pub spoken: BTreeSet<(usize, usize)>,
 }
 
 impl Net {
@@ -122,6 +124,7 @@ impl Net {
             crash_one_in: 0,
             crash_after: None,
             counters: Counters::default(),
+            spoken: BTreeSet::new(),
         }
     }
 
@@ -436,6 +439,9 @@ impl Net {
                 let to = self.index(peer);
                 let pair = (index.min(to), index.max(to));
                 let up = self.up(index, to);
+                if matches!(message, Message::On { .. }) {
+                    self.spoken.insert((index, to));
+                }
                 if let Some(ways) = self.links.get_mut(&pair).filter(|_| up) {
                     let way = &mut ways[usize::from(to == pair.1)];
                     if !way.closed {
