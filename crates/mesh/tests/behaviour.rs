@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use weft_crypto::PeerId;
 use weft_mesh::{
-    AddressError, Change, Config, EndpointInfo, Founding, Hello, Mac, MemberInfo, Mesh, MeshError,
-    Message, NamePort, NameRecord, Output, RangeAnnouncement, Refusal, State, Ticket, Transport,
-    Vni, limits,
+    AddressError, Change, ClaimResult, Config, EndpointInfo, Founding, Hello, Mac, MemberInfo,
+    Mesh, MeshError, Message, NamePort, NameRecord, Output, RangeAnnouncement, Refusal, State,
+    Ticket, Transport, Vni, limits,
 };
 
 fn id(n: u8) -> PeerId {
@@ -731,4 +731,37 @@ fn a_grant_that_could_not_be_saved_is_sent_once_it_could_be() {
     }
     let saved = sent.iter().position(|output| matches!(output, Output::Persist(_)));
     assert!(saved < sent.iter().position(grant), "{sent:?}");
+}
+
+/// Addresses are given while the first save after a failure is under way.
+#[test]
+fn no_earlier_state_is_saved_over_a_later_one_when_saving_works_again() {
+    let mut now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 7);
+    drain_with(&mut mesh, now, false);
+    mesh.allocate(now, Vni::WEFT, "a");
+    drain_with(&mut mesh, now, true);
+    now += Duration::from_millis(limits::SAVE_RETRY_FIRST_MS);
+    mesh.handle_timeout(now);
+    assert!(matches!(mesh.poll_output(), Some(Output::Persist(_))));
+    mesh.allocate(now, Vni::WEFT, "b");
+    let (address, container) = ("10.9.0.9".parse().unwrap(), "theirs".to_owned());
+    mesh.handle_message(now, id(7), Message::Claim { id: 1, address, container }).unwrap();
+    mesh.handle_saved(now, Ok(()));
+    let (mut disk, mut given) = (None, Vec::new());
+    for output in drain_with(&mut mesh, now, false) {
+        match output {
+            Output::Persist(state) => disk = Some(*state),
+            Output::Answer { result: Ok(_), .. } => given.push("b"),
+            Output::Send { message: Message::ClaimAnswer { result, .. }, .. } => {
+                assert_eq!(result, ClaimResult::Given);
+                given.push("theirs");
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(given, ["b", "theirs"]);
+    let saved = Mesh::new(now, config("10.9.0.0/24"), disk, [2; 32]).unwrap();
+    assert_eq!(saved.ipam().owners[0].used, Some(2));
 }

@@ -106,7 +106,11 @@ impl Mesh {
                     self.storage.durable = saved;
                 }
                 if let Some(failing) = self.storage.failing.take() {
-                    let later = std::mem::take(&mut self.outputs);
+                    let mut later = std::mem::take(&mut self.outputs);
+                    if self.dirty {
+                        // The state of now is saved first, and has all of those that were to be saved after this one.
+                        later.retain(|output| !matches!(output, Output::Persist(_)));
+                    }
                     self.outputs = failing.held;
                     self.flush();
                     self.outputs.extend(later);
