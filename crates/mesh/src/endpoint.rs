@@ -275,19 +275,25 @@ impl EndpointTable {
 
     /// Names on all hosts, own ones first.
     pub(crate) fn host_names(&self) -> Vec<HostNames> {
-        let own = HostNames {
-            peer: self.local_peer,
-            unlinked_since: None,
-            endpoints: self.local.values().cloned().collect(),
-            names: self.local_names.clone(),
-        };
+        self.host_names_with(|peer| self.of_host(peer), |_| true)
+    }
+
+    /// Each host with endpoints of the caller's choice, and those of its names by hand that are wanted.
+    pub(crate) fn host_names_with(
+        &self,
+        endpoints: impl Fn(PeerId) -> Vec<EndpointInfo>,
+        is_wanted: impl Fn(&NameRecord) -> bool,
+    ) -> Vec<HostNames> {
         let grace = Duration::from_secs(ENDPOINT_GRACE_S);
-        let others = self.remote.iter().map(|(peer, remote)| HostNames {
-            peer: *peer,
-            unlinked_since: remote.expires.map(|at| at.checked_sub(grace).unwrap_or(at)),
-            endpoints: remote.endpoints.values().cloned().collect(),
-            names: remote.names.clone(),
-        });
+        let host = |peer: PeerId, expires: Option<Instant>, names: &[NameRecord]| HostNames {
+            peer,
+            unlinked_since: expires.map(|at| at.checked_sub(grace).unwrap_or(at)),
+            endpoints: endpoints(peer),
+            names: names.iter().filter(|record| is_wanted(record)).cloned().collect(),
+        };
+        let own = host(self.local_peer, None, &self.local_names);
+        let others = self.remote.iter();
+        let others = others.map(|(peer, remote)| host(*peer, remote.expires, &remote.names));
         [own].into_iter().chain(others).collect()
     }
 

@@ -236,3 +236,17 @@ fn a_host_that_joins_asks_no_resting_host_while_another_holds_the_network_by_ano
     on_lan(&mut mesh, now, 7, grant(number, 1));
     assert_eq!(mesh.ipam_on(lan().vni).unwrap().network, Some(founding(1)));
 }
+
+#[test]
+fn the_names_of_all_are_there_once_each_host_has_told_them_on_each_network() {
+    let now = Instant::now();
+    let mut mesh = host(now);
+    mesh.create_network(now, lan()).unwrap();
+    link(&mut mesh, now, 7);
+    mesh.handle_message(now, id(7), endpoints(Vec::new(), false)).unwrap();
+    assert!(!mesh.has_names_of_all(), "it may have networks");
+    tell(&mut mesh, now, 7, vec![lan_of(1)]);
+    assert!(!mesh.has_names_of_all(), "it has told none of its names on the network");
+    on_lan(&mut mesh, now, 7, endpoints(Vec::new(), false));
+    assert!(mesh.has_names_of_all());
+}

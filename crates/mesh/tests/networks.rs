@@ -433,7 +433,9 @@ fn messages_of_weft_are_what_they_were_and_those_of_others_say_their_vni() {
 fn names_of_a_network_are_those_of_hosts_that_share_it() {
     let now = Instant::now();
     let mut mesh = founder(now);
+    let revision = mesh.names_revision();
     mesh.create_network(now, shop()).unwrap();
+    assert!(mesh.names_revision() > revision, "there is a zone of it now");
     let vni = shop().vni;
     let name = |name: &str, network: &str| NameRecord {
         name: name.into(),

@@ -280,13 +280,14 @@ impl Mesh {
         self.endpoints.host_names()
     }
 
-    /// Grows whenever [`Self::host_names`] or [`Self::host_names_on`] changes.
+    /// Grows whenever [`Self::host_names`] or [`Self::host_names_on`] changes, or the networks that this host holds.
     #[must_use]
     pub fn names_revision(&self) -> u64 {
         self.endpoints.revision() + self.names_revision_besides()
     }
 
-    /// Whether this host is in a mesh, and every other host that it knows of is linked and has told its names.
+    /// Whether this host is in a mesh, and every other host that it knows of is linked and has told its names, on each
+    /// network that it shares.
     #[must_use]
     pub fn has_names_of_all(&self) -> bool {
         let told = |peer: PeerId| {
@@ -297,7 +298,9 @@ impl Mesh {
             self.links.get(&peer).is_some_and(|link| !is_coming(link))
                 && self.endpoints.version_of(peer).is_some()
         };
-        self.state.weft.network.is_some() && self.members.iter().all(|(peer, _)| told(peer))
+        self.state.weft.network.is_some()
+            && self.members.iter().all(|(peer, _)| told(peer))
+            && self.has_names_besides()
     }
 
     /// Announces all names that this host's user gave, in place of those before.

@@ -19,6 +19,7 @@ use crate::error::{MeshError, NetworkError};
 use crate::ledger::Ledger;
 use crate::limits::{ENDPOINT_GRACE_S, NETWORK_IDLE_S, NETWORKS_MAX, NETWORKS_PER_MESSAGE_MAX};
 use crate::message::{FEATURE_NETWORKS, Hello, Holding, Message, Network, NetworkId};
+use crate::names::NameRecord;
 use crate::network::{NetworkClash, NetworkDefinition, NetworkOptions, WEFT};
 use crate::state::SavedNetwork;
 
@@ -299,17 +300,22 @@ impl Mesh {
     #[must_use]
     pub fn host_names_on(&self, vni: Vni) -> Vec<HostNames> {
         let Some(table) = self.table(vni) else { return Vec::new() };
-        let mut hosts = self.endpoints.host_names();
         let name =
             self.state.networks.get(&vni).map_or(WEFT, |saved| saved.definition.name.as_str());
+        let of_network = |record: &NameRecord| record.network == name;
+        let mut hosts = self.endpoints.host_names_with(|peer| table.of_host(peer), of_network);
         if let Some(held) = self.networks.held.get(&vni) {
             hosts.retain(|host| host.peer == self.config.local || held.peers.contains(&host.peer));
         }
-        for host in &mut hosts {
-            host.endpoints = table.of_host(host.peer);
-            host.names.retain(|record| record.network == name);
-        }
         hosts
+    }
+
+    /// Whether each host that may share a network with this one has told its endpoints there.
+    pub(crate) fn has_names_besides(&self) -> bool {
+        let told =
+            |held: &Held| held.peers.iter().all(|peer| held.endpoints.version_of(*peer).is_some());
+        self.networks.held.is_empty()
+            || (self.all_have_told() && self.networks.held.values().all(told))
     }
 }
 
@@ -638,6 +644,8 @@ impl Mesh {
         let saved = saved.or_insert_with(|| SavedNetwork::new(definition));
         (saved.created, saved.resting) = (created, false);
         self.networks.held.insert(vni, Held::new(now, self.config.local, vni));
+        // Its zone is there from now on.
+        self.networks.revision += 1;
         self.dirty = true;
         self.networks.changed = true;
         self.drive_networks(now);
