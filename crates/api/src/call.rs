@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::types;
+use crate::{networks, types};
 
 /// HTTP method of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +79,12 @@ calls! {
     Expose = Post "/v1/expose" types::ExposeRequest => types::Attachment;
     /// Takes back all addresses of this host, or some.
     Hide = Post "/v1/hide" types::HideRequest => types::Hidden;
+    /// Networks that this host holds or knows from others.
+    Networks = Get "/v1/networks" Nothing => Vec<networks::Network>;
+    /// Creates a network, or keeps one that is equal.
+    NetworkCreate = Post "/v1/networks/create" networks::NetworkCreateRequest => networks::Network;
+    /// Removes a network from this host.
+    NetworkRemove = Post "/v1/networks/remove" networks::NetworkRemoveRequest => networks::Network;
     /// Adds hosts to dial.
     Connect = Post "/v1/connect" types::ConnectRequest => Vec<types::Target>;
     /// Stops dialling hosts.

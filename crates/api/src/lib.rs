@@ -8,11 +8,13 @@
 pub mod call;
 mod client;
 mod http;
+mod networks;
 mod server;
 mod types;
 
 pub use call::Call;
 pub use client::{Client, ClientError, socket_path};
 pub use http::{HttpError, HttpLimits, HttpRequest};
+pub use networks::{Network, NetworkCreateRequest, NetworkHost, NetworkRemoveRequest};
 pub use server::{ApiListener, Routes, is_answered, listen, reply, serve};
 pub use types::*;

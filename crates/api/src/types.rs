@@ -292,6 +292,9 @@ pub struct Attachment {
     /// Its network.
     #[serde(default = "default_network")]
     pub network: String,
+    /// That network's VXLAN network identifier.
+    #[serde(default = "default_vni")]
+    pub vni: u32,
     /// The maker of the attachment: `attach` (the command), `cni`, `docker` or `expose` (the host itself).
     #[serde(default = "made_by_command")]
     pub made_by: String,
@@ -322,6 +325,10 @@ fn attached() -> String {
 
 fn default_network() -> String {
     "weft".into()
+}
+
+fn default_vni() -> u32 {
+    1
 }
 
 fn made_by_command() -> String {
@@ -495,6 +502,9 @@ pub struct AttachRequest {
     /// Make this host's address on the network the container's default route.
     #[serde(default)]
     pub default_route: bool,
+    /// The network; none: `weft`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
 }
 
 /// Body of `POST /v1/detach`.
@@ -503,6 +513,9 @@ pub struct AttachRequest {
 pub struct DetachRequest {
     /// The container, as for attach, or its id or name in `weft ps`.
     pub container: String,
+    /// The network; none: the only one that the container is on, else `weft`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
 }
 
 /// Answer to `POST /v1/detach`.
@@ -530,6 +543,9 @@ pub struct ExposeRequest {
     /// Whether containers leave the network with this host's address; none: as before, at first not.
     #[serde(default)]
     pub masquerade: Option<bool>,
+    /// The network; none: `weft`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
 }
 
 /// Body of `POST /v1/hide`.
@@ -539,6 +555,9 @@ pub struct HideRequest {
     /// The addresses to take back; empty: all.
     #[serde(default)]
     pub addresses: Vec<IpAddr>,
+    /// The network; none: `weft`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
 }
 
 /// Answer to `POST /v1/hide`.
@@ -719,5 +738,24 @@ impl ErrorKind {
             Self::Unavailable => 503,
             Self::Internal => 500,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn an_older_daemon_is_told_of_no_network_and_its_attachments_are_on_weft() {
+        let request = AttachRequest { container: "web".into(), ..AttachRequest::default() };
+        assert!(!serde_json::to_string(&request).unwrap().contains("network"));
+        let on_shop = AttachRequest { network: Some("shop".into()), ..request };
+        assert!(serde_json::to_string(&on_shop).unwrap().contains(r#""network":"shop""#));
+        let text = r#"{"id":"netns:x","name":"x","interface":"weft0","mac":"02:00:00:00:00:07",
+            "addresses":[],"mtu":1388,"since":""}"#;
+        let attachment: Attachment = serde_json::from_str(text).unwrap();
+        assert_eq!((attachment.network.as_str(), attachment.vni), ("weft", 1));
     }
 }

@@ -57,19 +57,20 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
                 no_multicast_route: args.no_multicast_route,
                 ipv6: args.ipv6,
                 default_route: args.default_route,
+                network: None,
             };
             let attachment: Attachment = daemon.call::<call::Attach>(&request).await?;
             output::notes(&attachment);
             output::print(args.json, &attachment, output::attached)
         }
         Command::Detach(args) => {
-            let request = DetachRequest { container: absolute(&args.container) };
+            let request = DetachRequest { container: absolute(&args.container), network: None };
             let detached: Detached = daemon.call::<call::Detach>(&request).await?;
             output::print(args.json, &detached, output::detached)
         }
         Command::Expose(args) => expose(args, daemon).await,
         Command::Hide(args) => {
-            let request = HideRequest { addresses: args.addresses };
+            let request = HideRequest { addresses: args.addresses, network: None };
             let hidden: Hidden = daemon.call::<call::Hide>(&request).await?;
             output::print(args.json, &hidden, output::hidden)
         }
@@ -113,7 +114,7 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
 async fn expose(args: ExposeArgs, daemon: &Client) -> anyhow::Result<()> {
     let ExposeArgs { addresses, name, ipv6, masquerade, no_masquerade, json } = args;
     let masquerade = (masquerade || no_masquerade).then_some(masquerade);
-    let request = ExposeRequest { addresses, name, ipv6, masquerade };
+    let request = ExposeRequest { addresses, name, ipv6, masquerade, network: None };
     let attachment: Attachment = daemon.call::<call::Expose>(&request).await?;
     output::notes(&attachment);
     output::print(json, &attachment, output::attached)

@@ -165,6 +165,7 @@ impl Attachments {
             port: PortKind::Bridge.name().into(),
             port_reason: None,
             network: NETWORK.into(),
+            vni: 1,
             made_by: maker.name().into(),
             since,
             state: kept::ATTACHED.into(),
