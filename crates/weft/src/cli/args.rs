@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use weft_daemon::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, WORKERS_MAX};
 
 use crate::dco::DcoCommand;
@@ -53,6 +53,9 @@ pub enum Command {
     Run(RunArgs),
     /// List attached containers
     Ps(JsonOnly),
+    /// Create, list, show or remove networks beside weft, each apart from all others
+    #[command(subcommand)]
+    Network(NetworkCommand),
     /// Show the addresses of a name, or the names of an address, as DNS answers them
     DnsLookup(DnsLookupArgs),
     /// Give addresses a name in DNS, for containers on all hosts
@@ -185,6 +188,9 @@ pub struct AttachArgs {
     /// Make this host the container's default route; expose the host first
     #[arg(long)]
     pub default_route: bool,
+    /// Network to connect to (default: weft)
+    #[arg(long, value_name = "NAME")]
+    pub network: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -195,6 +201,9 @@ pub struct AttachArgs {
 pub struct DetachArgs {
     /// Container, named as for attach or as `weft ps` shows it
     pub container: String,
+    /// Network to disconnect from (default: the container's only one, or weft)
+    #[arg(long, value_name = "NAME")]
+    pub network: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -218,6 +227,9 @@ pub struct ExposeArgs {
     /// End --masquerade
     #[arg(long)]
     pub no_masquerade: bool,
+    /// Network on which the host is to be (default: weft)
+    #[arg(long, value_name = "NAME")]
+    pub network: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -229,6 +241,9 @@ pub struct HideArgs {
     /// Addresses to take back (default: all)
     #[arg(value_name = "ADDRESS")]
     pub addresses: Vec<IpAddr>,
+    /// Network on which the host has them (default: weft)
+    #[arg(long, value_name = "NAME")]
+    pub network: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -240,12 +255,77 @@ pub struct RunArgs {
     /// Make this host the default route; expose the host first
     #[arg(long)]
     pub default_route: bool,
+    /// Network to attach to (default: weft)
+    #[arg(long, value_name = "NAME")]
+    pub network: Option<String>,
     /// Addresses to assign (default: the next free ones)
     #[arg(value_name = "ADDRESS/LENGTH")]
     pub addresses: Vec<IpNet>,
     /// Command to run, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+}
+
+/// The verbs of `weft network`.
+#[derive(Debug, Subcommand)]
+pub enum NetworkCommand {
+    /// Create a network; hosts share it if each creates it with the same options, or attaches to it by name
+    Create(NetworkCreateArgs),
+    /// List the networks of this host, and those that it knows from other hosts
+    Ls(JsonOnly),
+    /// Remove networks from this host; other hosts that hold them keep them
+    Rm(NetworkNames),
+    /// Show networks with their options, hosts and the owners of their ranges
+    Inspect(NetworkNames),
+}
+
+/// `weft network create`.
+#[derive(Debug, Args)]
+pub struct NetworkCreateArgs {
+    /// Name of the network: 1 to 63 lower-case letters, digits, - and _
+    pub name: String,
+    /// IPv4 range of its own (default: a /16 of 10.128.0.0/9 that follows from the name)
+    #[arg(long, value_name = "RANGE", conflicts_with = "share_range")]
+    pub subnet: Option<Ipv4Net>,
+    /// IPv6 range of its own, a /64 (default: one that follows from the name)
+    #[arg(long, value_name = "RANGE", conflicts_with = "share_range")]
+    pub subnet6: Option<Ipv6Net>,
+    /// Take addresses from the range of network weft
+    #[arg(long)]
+    pub share_range: bool,
+    /// VXLAN network identifier, 2 to 16777214 (default: one that follows from the name)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(VNI_MIN..=VNI_MAX))]
+    pub vni: Option<u32>,
+    /// Give containers no way out of the network
+    #[arg(long)]
+    pub internal: bool,
+    /// Let containers reach only the way out, not each other
+    #[arg(long)]
+    pub isolated: bool,
+    /// MTU of its containers in bytes, at least 1280 (default: that of network weft)
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(NETWORK_MTU_MIN_BYTES..))]
+    pub mtu: Option<u16>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Lowest VNI of a user's network: 0 is not used, and 1 is that of `weft`.
+const VNI_MIN: i64 = 2;
+/// Highest VNI of a user's network: the one above is that of probes.
+const VNI_MAX: i64 = 0xff_fffe;
+/// Lowest MTU of a network, bytes: that which IPv6 needs.
+const NETWORK_MTU_MIN_BYTES: i64 = 1_280;
+
+/// A verb about networks that are there.
+#[derive(Debug, Args)]
+pub struct NetworkNames {
+    /// Names of the networks
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `weft dns-lookup`.
@@ -411,6 +491,51 @@ mod tests {
                 .unwrap_err()
                 .contains("name the container")
         );
+    }
+
+    #[test]
+    fn a_network_has_its_own_range_or_shares_one_and_a_vni_of_24_bits() {
+        let parsed = |words: &str| Cli::try_parse_from(words.split(' '));
+        let words = "weft network create shop --subnet 10.9.0.0/16 --subnet6 fd09::/64 --vni 5 --mtu 1280 --internal --isolated";
+        let Command::Network(NetworkCommand::Create(args)) = parsed(words).unwrap().command else {
+            panic!("{words} is another command");
+        };
+        assert_eq!((args.name.as_str(), args.vni, args.mtu), ("shop", Some(5), Some(1280)));
+        assert_eq!(args.subnet.map(|net| net.to_string()).as_deref(), Some("10.9.0.0/16"));
+        assert_eq!(args.subnet6.map(|net| net.to_string()).as_deref(), Some("fd09::/64"));
+        assert!(args.internal && args.isolated && !args.share_range);
+        assert!(parsed("weft network create shop --share-range --vni 16777214").is_ok());
+        for wrong in [
+            "create",
+            "create shop --share-range --subnet 10.9.0.0/16",
+            "create shop --share-range --subnet6 fd09::/64",
+            "create shop --subnet fd09::/64",
+            "create shop --vni 1",
+            "create shop --vni 16777215",
+            "create shop --mtu 1279",
+            "rm",
+            "inspect",
+        ] {
+            assert!(parsed(&format!("weft network {wrong}")).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_network_can_be_named_wherever_a_container_or_the_host_joins_or_leaves() {
+        for words in ["attach web", "detach web", "run -- true", "expose", "hide"] {
+            let (verb, rest) = words.split_once(' ').unwrap_or((words, ""));
+            let rest = rest.split_whitespace();
+            let words = ["weft", verb, "--network", "shop"].into_iter().chain(rest);
+            let network = match Cli::try_parse_from(words).unwrap().command {
+                Command::Attach(args) => args.network,
+                Command::Detach(args) => args.network,
+                Command::Run(args) => args.network,
+                Command::Expose(args) => args.network,
+                Command::Hide(args) => args.network,
+                _ => None,
+            };
+            assert_eq!(network.as_deref(), Some("shop"), "{verb}");
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Text for people, JSON for scripts; a closed pipe ends the output quietly.
 
+mod networks;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -14,6 +16,8 @@ use weft_api::{
 };
 use weft_daemon::Reset;
 use weft_daemon::timestamp;
+
+pub(super) use self::networks::{network_created, networks, networks_in_full, networks_removed};
 
 /// Prints `value` as JSON, or as the text that `render` makes of it.
 pub(crate) fn print<T: Serialize>(
@@ -246,7 +250,11 @@ pub(super) fn targets(targets: &[Target]) -> String {
 }
 
 pub(super) fn ipam(ipam: &Ipam) -> String {
-    let mut text = format!("{}\n", ipam_line(ipam));
+    format!("{}\n{}", ipam_line(ipam), ipam_owners(ipam))
+}
+
+/// The owners of a range.
+fn ipam_owners(ipam: &Ipam) -> Table {
     let mut table = table(&["HOST", "ADDRESSES", "SHARE", "USED", ""]);
     for HostRange { peer, nickname, addresses, percent, used, reachable } in &ipam.hosts {
         table.add_row([
@@ -257,8 +265,7 @@ pub(super) fn ipam(ipam: &Ipam) -> String {
             if *reachable { String::new() } else { "not linked".into() },
         ]);
     }
-    let _ = write!(text, "{table}");
-    text
+    table
 }
 
 pub(super) fn attached(attachment: &Attachment) -> String {
@@ -284,11 +291,14 @@ pub(super) fn hidden(hidden: &Hidden) -> String {
     format!("{} hidden", addresses.join(" "))
 }
 
+/// The network that every host has.
+const WEFT: &str = "weft";
+
 pub(super) fn attachments(attachments: &[Attachment]) -> String {
     if attachments.is_empty() {
         return "no containers attached; attach one with: weft attach CONTAINER".into();
     }
-    let mut table = table(&[
+    let mut headings = vec![
         "CONTAINER",
         "STATE",
         "MAC",
@@ -299,11 +309,16 @@ pub(super) fn attachments(attachments: &[Attachment]) -> String {
         "BY",
         "ID",
         "REASON",
-    ]);
+    ];
+    let shows_network = attachments.iter().any(|a| a.network != WEFT);
+    if shows_network {
+        headings.insert(1, "NETWORK");
+    }
+    let mut table = table(&headings);
     for a in attachments {
         let since = a.state_since.as_ref().unwrap_or(&a.since);
         let reason = a.port_reason.as_ref().map(|reason| format!(" ({reason})"));
-        table.add_row([
+        let mut row = vec![
             a.name.clone(),
             a.state.clone(),
             a.mac.clone(),
@@ -314,7 +329,11 @@ pub(super) fn attachments(attachments: &[Attachment]) -> String {
             a.made_by.clone(),
             a.id.clone(),
             a.reason.clone().unwrap_or_else(|| "-".into()),
-        ]);
+        ];
+        if shows_network {
+            row.insert(1, a.network.clone());
+        }
+        table.add_row(row);
     }
     let mut text = table.to_string();
     for a in attachments {
@@ -448,6 +467,8 @@ fn age(since: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     #[test]
@@ -483,6 +504,28 @@ mod tests {
             assert!(text.contains(part), "{part} is missing in {text}");
         }
         assert!(connections(&[]).contains("weft connect"));
+    }
+
+    #[test]
+    fn containers_show_their_network_if_one_is_on_another_than_weft() {
+        let attachment = |network: &str| -> Attachment {
+            let text = format!(
+                r#"{{"id":"netns:x","name":"x","interface":"weft0","mac":"02:00:00:00:00:07",
+                "network":"{network}","addresses":[],"mtu":1388,"since":""}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let words = |text: &str, line: usize| -> Vec<String> {
+            let line = text.lines().nth(line).unwrap_or_default();
+            line.split_whitespace().take(3).map(Into::into).collect()
+        };
+        let alone = attachments(&[attachment("weft")]);
+        assert_eq!(words(&alone, 0), ["CONTAINER", "STATE", "MAC"]);
+        assert_eq!(words(&alone, 1), ["x", "attached", "02:00:00:00:00:07"]);
+        let both = attachments(&[attachment("weft"), attachment("shop")]);
+        assert_eq!(words(&both, 0), ["CONTAINER", "NETWORK", "STATE"]);
+        assert_eq!(words(&both, 1), ["x", "weft", "attached"]);
+        assert_eq!(words(&both, 2), ["x", "shop", "attached"]);
     }
 
     #[test]

@@ -10,14 +10,15 @@ use weft_api::call;
 use weft_api::{
     ApiError, AttachRequest, Attachment, Client, ClientError, ConnectRequest, Connection,
     DetachRequest, Detached, DnsAddRequest, DnsLookupRequest, DnsName, DnsRecord, DnsRemoveRequest,
-    ErrorKind, ExposeRequest, ForgetRequest, Hidden, HideRequest, Invitation, Ipam, Peer, Report,
-    Status, Target, Workers, WorkersRequest,
+    ErrorKind, ExposeRequest, ForgetRequest, Hidden, HideRequest, Invitation, Ipam, Network,
+    NetworkCreateRequest, NetworkRemoveRequest, Peer, Report, Status, Target, Workers,
+    WorkersRequest,
 };
 use weft_daemon as daemon;
 
 use super::args::{
-    Command, DnsAddArgs, DnsLookupArgs, DnsRemoveArgs, ExposeArgs, ResetArgs, StatusPart,
-    split_attach_words,
+    AttachArgs, Command, DnsAddArgs, DnsLookupArgs, DnsRemoveArgs, ExposeArgs, NetworkCommand,
+    NetworkCreateArgs, NetworkNames, ResetArgs, StatusPart, split_attach_words,
 };
 use super::output;
 
@@ -47,30 +48,16 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
             let targets: Vec<Target> = daemon.call::<call::Forget>(&request).await?;
             output::print(args.json, &targets, |list| output::targets(list))
         }
-        Command::Attach(args) => {
-            let (addresses, container) = split_attach_words(&args.words)
-                .map_err(|text| ApiError::new(ErrorKind::BadRequest, text))?;
-            let request = AttachRequest {
-                container: absolute(container),
-                addresses,
-                name: None,
-                no_multicast_route: args.no_multicast_route,
-                ipv6: args.ipv6,
-                default_route: args.default_route,
-                network: None,
-            };
-            let attachment: Attachment = daemon.call::<call::Attach>(&request).await?;
-            output::notes(&attachment);
-            output::print(args.json, &attachment, output::attached)
-        }
+        Command::Attach(args) => attach(args, daemon).await,
         Command::Detach(args) => {
-            let request = DetachRequest { container: absolute(&args.container), network: None };
+            let request =
+                DetachRequest { container: absolute(&args.container), network: args.network };
             let detached: Detached = daemon.call::<call::Detach>(&request).await?;
             output::print(args.json, &detached, output::detached)
         }
         Command::Expose(args) => expose(args, daemon).await,
         Command::Hide(args) => {
-            let request = HideRequest { addresses: args.addresses, network: None };
+            let request = HideRequest { addresses: args.addresses, network: args.network };
             let hidden: Hidden = daemon.call::<call::Hide>(&request).await?;
             output::print(args.json, &hidden, output::hidden)
         }
@@ -78,6 +65,7 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
             let attachments: Vec<Attachment> = daemon.ask::<call::Attachments>().await?;
             output::print(args.json, &attachments, |list| output::attachments(list))
         }
+        Command::Network(command) => network(command, daemon).await,
         Command::DnsLookup(args) => dns_lookup(args, daemon).await,
         Command::DnsAdd(args) => dns_add(args, daemon).await,
         Command::DnsRemove(args) => dns_remove(args, daemon).await,
@@ -111,13 +99,89 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
     }
 }
 
+async fn attach(args: AttachArgs, daemon: &Client) -> anyhow::Result<()> {
+    let (addresses, container) = split_attach_words(&args.words)
+        .map_err(|text| ApiError::new(ErrorKind::BadRequest, text))?;
+    let request = AttachRequest {
+        container: absolute(container),
+        addresses,
+        name: None,
+        no_multicast_route: args.no_multicast_route,
+        ipv6: args.ipv6,
+        default_route: args.default_route,
+        network: args.network,
+    };
+    let attachment: Attachment = daemon.call::<call::Attach>(&request).await?;
+    output::notes(&attachment);
+    output::print(args.json, &attachment, output::attached)
+}
+
 async fn expose(args: ExposeArgs, daemon: &Client) -> anyhow::Result<()> {
-    let ExposeArgs { addresses, name, ipv6, masquerade, no_masquerade, json } = args;
+    let ExposeArgs { addresses, name, ipv6, masquerade, no_masquerade, network, json } = args;
     let masquerade = (masquerade || no_masquerade).then_some(masquerade);
-    let request = ExposeRequest { addresses, name, ipv6, masquerade, network: None };
+    let request = ExposeRequest { addresses, name, ipv6, masquerade, network };
     let attachment: Attachment = daemon.call::<call::Expose>(&request).await?;
     output::notes(&attachment);
     output::print(json, &attachment, output::attached)
+}
+
+async fn network(command: NetworkCommand, daemon: &Client) -> anyhow::Result<()> {
+    match command {
+        NetworkCommand::Create(args) => network_create(args, daemon).await,
+        NetworkCommand::Ls(args) => {
+            let networks: Vec<Network> = daemon.ask::<call::Networks>().await?;
+            output::print(args.json, &networks, |list| output::networks(list))
+        }
+        NetworkCommand::Rm(args) => network_rm(args, daemon).await,
+        NetworkCommand::Inspect(args) => {
+            let known: Vec<Network> = daemon.ask::<call::Networks>().await?;
+            let networks = chosen(&known, &args.names)?;
+            output::print(args.json, &networks, |list| output::networks_in_full(list))
+        }
+    }
+}
+
+async fn network_create(args: NetworkCreateArgs, daemon: &Client) -> anyhow::Result<()> {
+    let NetworkCreateArgs { name, subnet, subnet6, share_range, vni, .. } = args;
+    let NetworkCreateArgs { internal, isolated, mtu, json, .. } = args;
+    let request =
+        NetworkCreateRequest { name, subnet, subnet6, share_range, vni, internal, mtu, isolated };
+    let network: Network = daemon.call::<call::NetworkCreate>(&request).await?;
+    output::print(json, &network, output::network_created)
+}
+
+/// Removes one after the other up to the first that is refused, and prints those removed in any case.
+async fn network_rm(args: NetworkNames, daemon: &Client) -> anyhow::Result<()> {
+    let mut removed: Vec<Network> = Vec::new();
+    let mut refusal = None;
+    for name in args.names {
+        match daemon.call::<call::NetworkRemove>(&NetworkRemoveRequest { name }).await {
+            Ok(network) => removed.push(network),
+            Err(error) => {
+                refusal = Some(error);
+                break;
+            }
+        }
+    }
+    if refusal.is_none() || !removed.is_empty() {
+        output::print(args.json, &removed, |list| output::networks_removed(list))?;
+    }
+    refusal.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// The networks of these names, in their order.
+///
+/// # Errors
+/// A name is of no known network.
+fn chosen(known: &[Network], names: &[String]) -> Result<Vec<Network>, ApiError> {
+    let find = |name: &String| {
+        known.iter().find(|network| network.name == *name).cloned().ok_or_else(|| {
+            let text =
+                format!("there is no network {name}; weft network ls shows those known here");
+            ApiError::new(ErrorKind::NotFound, text)
+        })
+    };
+    names.iter().map(find).collect()
 }
 
 async fn dns_lookup(args: DnsLookupArgs, daemon: &Client) -> anyhow::Result<()> {
@@ -215,4 +279,24 @@ fn absolute(container: &str) -> String {
     }
     std::path::absolute(container)
         .map_or_else(|_| container.into(), |path| path.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn networks_are_found_in_the_order_of_their_names_and_an_unknown_one_is_refused() {
+        let network = |name: &str| Network { name: name.into(), ..Network::default() };
+        let known = [network("shop"), network("weft")];
+        let found = chosen(&known, &["weft".into(), "shop".into()]).unwrap();
+        let found: Vec<&str> = found.iter().map(|network| network.name.as_str()).collect();
+        assert_eq!(found, ["weft", "shop"]);
+        let refusal = chosen(&known, &["shop".into(), "sho".into()]).unwrap_err();
+        assert_eq!(refusal.kind, ErrorKind::NotFound);
+        assert!(refusal.error.contains("sho;"), "{refusal}");
+        assert!(refusal.error.contains("weft network ls"), "{refusal}");
+    }
 }
