@@ -17,7 +17,7 @@ use weft_api::{ApiError, Attachment, ErrorKind, Workers};
 use weft_crypto::{PeerId, SessionKey};
 use weft_kernel::engine::local_address;
 use weft_link::Links;
-use weft_mesh::{AddressError, Mesh, Output};
+use weft_mesh::{AddressError, Mesh, NetworkDefinition, Output};
 use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, PathState, Paths, Vni};
 
 use super::engines::{Engines, EnginesChange};
@@ -87,12 +87,22 @@ pub(crate) enum Request {
 
 /// The names of the mesh, for DNS.
 pub(crate) struct NamesSnapshot {
-    pub(crate) hosts: Vec<weft_mesh::HostNames>,
-    /// The ranges of the network.
-    pub(crate) ranges: Vec<IpNet>,
+    /// Those of each network on this host, `weft` first.
+    pub(crate) networks: Vec<NetworkNames>,
     pub(crate) revision: u64,
     /// Whether every host known has told its names.
     pub(crate) is_complete: bool,
+}
+
+/// The names of one network, for DNS.
+pub(crate) struct NetworkNames {
+    pub(crate) name: String,
+    /// Its own ranges, or those of `weft`.
+    pub(crate) ranges: Vec<IpNet>,
+    /// Whether it has no way out.
+    pub(crate) is_internal: bool,
+    /// The hosts that share it. A name that a user gave says its own network.
+    pub(crate) hosts: Vec<weft_mesh::HostNames>,
 }
 
 /// Counter values for computing rates.
@@ -575,13 +585,28 @@ impl Control {
     }
 
     fn names(&self) -> NamesSnapshot {
-        let ipam = self.mesh.ipam();
-        let ranges = [IpNet::V4(ipam.range)].into_iter().chain(ipam.range6.map(IpNet::V6));
+        let held = self.mesh.networks().into_iter().filter(|network| network.here);
         NamesSnapshot {
-            hosts: self.mesh.host_names(),
-            ranges: ranges.collect(),
+            networks: held.map(|network| self.names_on(network.definition)).collect(),
             revision: self.mesh.names_revision(),
             is_complete: self.mesh.has_names_of_all(),
+        }
+    }
+
+    fn names_on(&self, definition: NetworkDefinition) -> NetworkNames {
+        let NetworkDefinition { name, vni, options, .. } = definition;
+        let ipam = self.mesh.ipam_on(vni);
+        let ranges = ipam.map(|it| [Some(IpNet::V4(it.range)), it.range6.map(IpNet::V6)]);
+        // Names that a user gave on a network count from hosts alone that share it.
+        let hosts = match vni {
+            VNI => self.mesh.host_names(),
+            vni => self.mesh.host_names_on(vni),
+        };
+        NetworkNames {
+            name,
+            ranges: ranges.into_iter().flatten().flatten().collect(),
+            is_internal: options.internal,
+            hosts,
         }
     }
 

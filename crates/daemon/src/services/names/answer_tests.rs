@@ -50,12 +50,13 @@ fn zone() -> Zone {
     let host =
         |n, names| HostNames { peer: peer(n), unlinked_since: None, endpoints: Vec::new(), names };
     let ranges = |texts: &[&str]| texts.iter().map(|it| it.parse().unwrap()).collect();
-    let networks = vec![
-        NetworkInfo { name: "weft".into(), ranges: ranges(&["10.32.0.0/12", "fd00::/64"]) },
-        NetworkInfo { name: "shop".into(), ranges: ranges(&["10.32.0.0/12"]) },
-    ];
-    let feed =
-        Feed { local: peer(1), hosts: vec![host(1, own), host(2, others)], networks, revision: 5 };
+    let hosts = vec![host(1, own), host(2, others)];
+    let on = |name: &str, texts: &[&str]| {
+        let info = NetworkInfo { name: name.into(), ranges: ranges(texts), is_internal: false };
+        (info, hosts.clone())
+    };
+    let networks = vec![on("weft", &["10.32.0.0/12", "fd00::/64"]), on("shop", &["10.32.0.0/12"])];
+    let feed = Feed { local: peer(1), networks, revision: 5 };
     Zone::build(Instant::now(), &name("weft.local."), &feed)
 }
 
@@ -229,6 +230,36 @@ fn reverse_names_of_both_families() {
     assert!(has_soa(&udp("0.32.10.in-addr.arpa.", RecordType::PTR)));
     let foreign = query("1.2.0.192.in-addr.arpa.", RecordType::PTR).to_vec().unwrap();
     assert!(matches!(ask_as(&zone(), &weft(), Carrier::Udp, true, &foreign, 1), Reply::Forward(_)));
+}
+
+#[test]
+fn a_client_of_each_network_is_told_of_its_own_alone() {
+    let code = |scope: &Scope, text: &str, kind| {
+        let bytes = query(text, kind).to_vec().unwrap();
+        match ask_as(&zone(), scope, Carrier::Udp, true, &bytes, 1) {
+            Reply::Answer(bytes, _) => {
+                let answer = Message::from_vec(&bytes).unwrap();
+                (answer.metadata.response_code, answer.answers.len())
+            }
+            Reply::Forward(_) => (ResponseCode::Refused, 0),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (shop, here, none) =
+        (Scope::Network("shop".to_owned()), ResponseCode::NoError, ResponseCode::NXDomain);
+    let secret = "secret.shop.weft.local.";
+    assert_eq!(code(&shop, secret, RecordType::A), (here, 1));
+    assert_eq!(code(&shop, "secret.weft.local.", RecordType::A), (here, 1));
+    assert_eq!(code(&shop, "1.200.32.10.in-addr.arpa.", RecordType::PTR), (here, 1));
+    assert_eq!(code(&Scope::Host, secret, RecordType::A), (here, 1));
+    assert_eq!(code(&weft(), secret, RecordType::A), (none, 0));
+    for text in ["web.weft.local.", "web.weft.weft.local.", "_http._tcp.srv.weft.local."] {
+        for kind in [RecordType::A, RecordType::SRV] {
+            assert_eq!(code(&shop, text, kind), (none, 0), "{text}");
+        }
+    }
+    assert_eq!(code(&shop, "1.0.32.10.in-addr.arpa.", RecordType::PTR), (none, 0));
+    assert_eq!(code(&shop, "web.", RecordType::A), (ResponseCode::Refused, 0), "goes upstream");
 }
 
 #[test]

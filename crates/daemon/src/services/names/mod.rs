@@ -98,7 +98,7 @@ impl Names {
         // The settings have been checked.
         let mut domain = Name::from_ascii(&settings.dns_domain).unwrap_or_default();
         domain.set_fqdn(true);
-        let feed = Feed { local, hosts: Vec::new(), networks: Vec::new(), revision: 0 };
+        let feed = Feed { local, networks: Vec::new(), revision: 0 };
         let zone = Arc::new(Zone::build(Instant::now(), &domain, &feed));
         let listeners = settings.dns_listen.iter().map(|address| listener_on(*address)).collect();
         let upstreams =

@@ -252,7 +252,8 @@ fn of_address(
     let named = zone.list(scope, Some(address)).into_iter();
     named
         .flat_map(|(network, name, entry)| {
-            let full = zone.full_name(network, name).map(|it| it.to_ascii()).unwrap_or_default();
+            let full = zone.full_name(scope, network, name);
+            let full = full.map(|it| it.to_ascii()).unwrap_or_default();
             records(&full, network, entry, local, nickname, |it| it == address)
         })
         .collect()

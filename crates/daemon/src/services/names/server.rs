@@ -23,8 +23,8 @@ use super::sockets::{Back, Heard, Incoming, Intake, Listener, ask, bind, listen}
 use super::throttle::{Rate, Throttle};
 use super::upstream::{RESOLV_CONF, RESOLV_CONF_BYTES_MAX, parse, usable};
 use super::waiting::{Waiter, Waiting};
-use super::zone::{DEFAULT_NETWORK, Feed, NetworkInfo, Zone};
-use crate::core::control::{NamesSnapshot, Request, sleep_until};
+use super::zone::{Feed, NetworkInfo, Zone};
+use crate::core::control::{NamesSnapshot, NetworkNames, Request, sleep_until};
 use crate::services::supervisor::Pulse;
 
 /// Queries that wait for the service.
@@ -262,7 +262,7 @@ impl Server {
             Reply::Forward(forward) => {
                 let Forward { query, form } = *forward;
                 let waiter = Waiter { query, form, back, client: client.key };
-                if !listener.forwards {
+                if !listener.forwards || !self.zone.asks_others(&listener.scope) {
                     return self.refuse(waiter, Counter::Refused);
                 }
                 self.forward(waiter);
@@ -499,12 +499,14 @@ async fn look(names: Arc<Names>, control: mpsc::Sender<Request>) -> Ended {
     };
     let limit = Duration::from_millis(FEED_LIMIT_MS);
     let fed = tokio::time::timeout(limit, fed).await.ok().flatten();
-    let Some(NamesSnapshot { hosts, ranges, revision, is_complete }) = fed else {
+    let Some(NamesSnapshot { networks, revision, is_complete }) = fed else {
         return Ended::Built(None);
     };
-    // One network until the mesh has several.
-    let networks = vec![NetworkInfo { name: DEFAULT_NETWORK.to_owned(), ranges }];
-    let feed = Arc::new(Feed { local: names.local, hosts, networks, revision });
+    let info = |NetworkNames { name, ranges, is_internal, hosts }| {
+        (NetworkInfo { name, ranges, is_internal }, hosts)
+    };
+    let networks = networks.into_iter().map(info).collect();
+    let feed = Arc::new(Feed { local: names.local, networks, revision });
     let built = build(names.domain.clone(), feed, is_complete).await;
     Ended::Built(built.map(|built| Built { took: begun.elapsed(), ..built }))
 }

@@ -14,7 +14,7 @@ use weft_mesh::{HostNames, NameRecord};
 
 use super::*;
 use crate::services::names::Counters;
-use crate::services::names::zone::Scope;
+use crate::services::names::zone::{DEFAULT_NETWORK, Scope};
 use crate::services::supervisor::{Health, Supervisor};
 use crate::upkeep::store::Store;
 use crate::upkeep::warnings::Warnings;
@@ -59,7 +59,7 @@ async fn start_with(upstreams: Vec<SocketAddr>, is_complete: bool) -> Service {
     let known = Arc::new(Mutex::new(Vec::new()));
     let complete = Arc::new(AtomicBool::new(is_complete));
     let local = PeerId::from_bytes([1; 32]);
-    let feed = Feed { local, hosts: Vec::new(), networks: Vec::new(), revision: 0 };
+    let feed = Feed { local, networks: Vec::new(), revision: 0 };
     let domain = name("weft.local.");
     let zone = Arc::new(Zone::build(Instant::now(), &domain, &feed));
     let names = Arc::new(Names {
@@ -88,10 +88,14 @@ async fn start_with(upstreams: Vec<SocketAddr>, is_complete: bool) -> Service {
                     let names = [table.lock().unwrap().clone(), given.clone()].concat();
                     let host =
                         HostNames { peer: local, unlinked_since: None, endpoints: vec![], names };
-                    let ranges = vec!["10.32.0.0/12".parse().unwrap()];
+                    let network = |name: &str, is_internal| NetworkNames {
+                        name: name.to_owned(),
+                        ranges: vec!["10.32.0.0/12".parse().unwrap()],
+                        is_internal,
+                        hosts: vec![host.clone()],
+                    };
                     let _ = reply.send(NamesSnapshot {
-                        hosts: vec![host],
-                        ranges,
+                        networks: vec![network(DEFAULT_NETWORK, false), network("vault", true)],
                         revision: *bell.borrow(),
                         is_complete: all.load(Ordering::Relaxed),
                     });
@@ -364,6 +368,14 @@ async fn an_internal_network_and_its_own_address_as_upstream_lead_nowhere() {
         assert_eq!(service.udp("web").await.answers.len(), 1);
         let before = asked.lock().unwrap().len();
         service.udp("b.example.org").await;
+        assert_eq!(asked.lock().unwrap().len(), before);
+        let vault = Scope::Network("vault".into());
+        let internal = Listener { scope: vault, ..listener(service.address) };
+        service.names.listeners.send_replace(vec![internal]);
+        while service.udp("web.weft.local").await.metadata.response_code != ResponseCode::NXDomain {
+        }
+        let answer = service.udp("c.example.org").await;
+        assert_eq!(answer.metadata.response_code, ResponseCode::Refused);
         assert_eq!(asked.lock().unwrap().len(), before);
     })
     .await;

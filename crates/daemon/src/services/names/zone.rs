@@ -42,10 +42,12 @@ pub(crate) enum Scope {
 /// A network as the zone needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NetworkInfo {
-    /// Its name.
+    /// Its name, in lower case.
     pub(crate) name: String,
     /// Its ranges, for which this zone alone answers reverse queries.
     pub(crate) ranges: Vec<IpNet>,
+    /// Whether it has no way out: names of others are not looked up for it.
+    pub(crate) is_internal: bool,
 }
 
 /// All that a zone is built from.
@@ -53,10 +55,9 @@ pub(crate) struct NetworkInfo {
 pub(crate) struct Feed {
     /// This host.
     pub(crate) local: PeerId,
-    /// Names of all hosts.
-    pub(crate) hosts: Vec<HostNames>,
-    /// The networks on this host.
-    pub(crate) networks: Vec<NetworkInfo>,
+    /// The networks on this host, each with the names of all hosts. Those that a user gave say their own network, and
+    /// count if it is this one.
+    pub(crate) networks: Vec<(NetworkInfo, Vec<HostNames>)>,
     /// Grows with each change.
     pub(crate) revision: u64,
 }
@@ -120,6 +121,7 @@ impl Entry {
 #[derive(Clone, Debug, Default)]
 struct Names {
     ranges: Vec<IpNet>,
+    is_internal: bool,
     entries: BTreeMap<String, Entry>,
     /// Names of several labels, the last label first. A name above one exists, without data (RFC 8020).
     nested: BTreeSet<String>,
@@ -183,25 +185,28 @@ impl Zone {
             overflow: 0,
             next_expiry: None,
         };
-        for network in &feed.networks {
-            let ranges = network.ranges.clone();
-            zone.networks
-                .insert(network.name.to_ascii_lowercase(), Names { ranges, ..Names::default() });
+        for (NetworkInfo { name, ranges, is_internal }, _) in &feed.networks {
+            let (ranges, is_internal) = (ranges.clone(), *is_internal);
+            let names = Names { ranges, is_internal, ..Names::default() };
+            zone.networks.insert(name.clone(), names);
         }
-        let mut total = 0;
+        let mut taken = Taken::default();
         let grace = Duration::from_secs(NAME_GRACE_S);
+        let all = feed.networks.iter().flat_map(|(network, hosts)| {
+            hosts.iter().map(move |host| (network.name.as_str(), host))
+        });
         let (linked, unlinked): (Vec<_>, Vec<_>) =
-            feed.hosts.iter().partition(|host| host.unlinked_since.is_none());
-        for host in linked {
-            zone.take(host, feed.local, &mut total, &BTreeSet::new());
+            all.partition(|(_, host)| host.unlinked_since.is_none());
+        for (network, host) in linked {
+            zone.take(network, host, feed.local, &mut taken, &BTreeSet::new());
         }
         // A host without a link answers for a name that no other host has.
         let alive = if unlinked.is_empty() { BTreeSet::new() } else { zone.taken() };
-        for host in unlinked {
+        for (network, host) in unlinked {
             let ends = host.unlinked_since.map(|since| since + grace);
             if let Some(ends) = ends.filter(|ends| *ends > now) {
                 zone.next_expiry = Some(zone.next_expiry.map_or(ends, |next| next.min(ends)));
-                zone.take(host, feed.local, &mut total, &alive);
+                zone.take(network, host, feed.local, &mut taken, &alive);
             }
         }
         zone.finish();
@@ -228,14 +233,24 @@ impl Zone {
         self.next_expiry
     }
 
+    /// Whether this host was on a network when the zone was built.
+    pub(crate) fn has_network(&self, network: &str) -> bool {
+        self.networks.contains_key(network)
+    }
+
+    /// Whether names of others are looked up for those who see this scope: not on an internal network, nor before it
+    /// is known whether a network is one.
+    pub(crate) fn asks_others(&self, scope: &Scope) -> bool {
+        match scope {
+            Scope::Host => true,
+            Scope::Network(network) if network == DEFAULT_NETWORK => true,
+            Scope::Network(own) => self.networks.get(own).is_some_and(|names| !names.is_internal),
+        }
+    }
+
     /// Whether an address is in a range of a network that the scope sees.
     pub(crate) fn has_in_range(&self, scope: &Scope, address: IpAddr) -> bool {
-        let names = |network: &str| match scope {
-            Scope::Host => true,
-            Scope::Network(own) => own == network,
-        };
-        let mut networks = self.networks.iter().filter(|(network, _)| names(network));
-        networks.any(|(_, names)| names.ranges.iter().any(|range| range.contains(&address)))
+        self.seen(scope).any(|(_, names)| names.has_in_range(address))
     }
 
     /// Whether a container has this address. Those of IPv4 are not looked up: each is a client anyway.
@@ -267,34 +282,31 @@ impl Zone {
 
     /// Looks an address up by the network that it may be in, given as the prefix of a name in `arpa`.
     pub(crate) fn find_reverse(&self, scope: &Scope, prefix: IpNet) -> Reverse {
-        let mut within = false;
-        for (network, names) in &self.networks {
-            if *scope != Scope::Host && scope != &Scope::Network(network.clone()) {
-                continue;
-            }
-            if prefix.prefix_len() == prefix.max_prefix_len() {
-                if let Some(found) = names.reverse.get(&prefix.addr()) {
-                    let full = |name: &String| self.full_name(network, name);
-                    return Reverse::Names(found.iter().filter_map(full).collect());
-                }
-            } else if names.ranges.iter().any(|range| range.contains(&prefix)) {
-                return Reverse::Empty;
-            }
-            within |= names.ranges.iter().any(|range| range.contains(&prefix.addr()));
+        if prefix.prefix_len() < prefix.max_prefix_len() {
+            let has = |names: &Names| names.ranges.iter().any(|range| range.contains(&prefix));
+            let within = self.seen(scope).any(|(_, names)| has(names));
+            return if within { Reverse::Empty } else { Reverse::Foreign };
         }
-        let is_address = prefix.prefix_len() == prefix.max_prefix_len();
-        if within && is_address { Reverse::Nothing } else { Reverse::Foreign }
+        let address = prefix.addr();
+        // Several networks may have the same address.
+        let mut found = None;
+        for (network, names) in self.seen(scope) {
+            if let Some(here) = names.reverse.get(&address) {
+                let full = here.iter().filter_map(|name| self.full_name(scope, network, name));
+                found.get_or_insert_with(Vec::new).extend(full);
+            }
+        }
+        match found {
+            Some(names) => Reverse::Names(names),
+            None if self.has_in_range(scope, address) => Reverse::Nothing,
+            None => Reverse::Foreign,
+        }
     }
 
     /// Each name with that address or of that name that a scope sees: network, name, and its addresses.
     pub(crate) fn list(&self, scope: &Scope, wanted: Option<IpAddr>) -> Vec<(&str, &str, &Entry)> {
-        let seen = |network: &str| match scope {
-            Scope::Host => true,
-            Scope::Network(own) => own == network,
-        };
-        let networks = self.networks.iter().filter(|(network, _)| seen(network));
-        let all = networks.flat_map(|(network, names)| {
-            names.entries.iter().map(move |(name, entry)| (network.as_str(), name.as_str(), entry))
+        let all = self.seen(scope).flat_map(|(network, names)| {
+            names.entries.iter().map(move |(name, entry)| (network, name.as_str(), entry))
         });
         let has = |entry: &Entry| match wanted {
             Some(address) => entry.held.iter().any(|held| held.address == address),
@@ -303,9 +315,12 @@ impl Zone {
         all.filter(|(_, _, entry)| has(entry)).collect()
     }
 
-    /// The absolute name of a name on a network, as PTR records give it.
-    pub(crate) fn full_name(&self, network: &str, name: &str) -> Option<Name> {
-        let labels = name.split('.').chain((network != DEFAULT_NETWORK).then_some(network));
+    /// The absolute name of a name on a network, as PTR records give it. It leads back to that name in the same scope:
+    /// one of `weft` that ends like a name on a network has its own network behind it.
+    pub(crate) fn full_name(&self, scope: &Scope, network: &str, name: &str) -> Option<Name> {
+        let is_plain = network == DEFAULT_NETWORK
+            && name.rsplit_once('.').is_none_or(|(_, last)| self.sees(scope, last).is_none());
+        let labels = name.split('.').chain((!is_plain).then_some(network));
         let relative = Name::from_labels(labels.map(str::as_bytes)).ok()?;
         let mut name = relative.append_domain(&self.domain).ok()?;
         name.set_fqdn(true);
@@ -313,16 +328,38 @@ impl Zone {
     }
 }
 
+/// The addresses taken, on all networks together.
+#[derive(Default)]
+struct Taken {
+    total: usize,
+    by_owner: BTreeMap<PeerId, usize>,
+}
+
 impl Zone {
-    /// Takes the names of one host, but for those that others are alive for.
+    /// The networks that a scope sees.
+    fn seen<'a>(&'a self, scope: &Scope) -> impl Iterator<Item = (&'a str, &'a Names)> {
+        let all = self.networks.iter().map(|(network, names)| (network.as_str(), names));
+        all.filter(move |(network, _)| match scope {
+            Scope::Host => true,
+            Scope::Network(own) => own == network,
+        })
+    }
+
+    /// A network, if the scope sees it.
+    fn sees(&self, scope: &Scope, network: &str) -> Option<&Names> {
+        let is_seen = *scope == Scope::Host || home(scope) == network;
+        self.networks.get(network).filter(|_| is_seen)
+    }
+
+    /// Takes the names of one host on a network, but for those that others are alive for.
     fn take(
         &mut self,
+        network: &str,
         host: &HostNames,
         local: PeerId,
-        total: &mut usize,
+        taken: &mut Taken,
         alive: &BTreeSet<(String, String)>,
     ) {
-        let mut taken = 0;
         let held =
             |address, added| Held { address, owner: host.peer, local: host.peer == local, added };
         for endpoint in &host.endpoints {
@@ -331,16 +368,17 @@ impl Zone {
                 endpoint.addresses.iter().map(|net| held(net.addr(), false)).collect();
             let own = Some(&endpoint.name).filter(|name| !name.is_empty());
             for name in own.into_iter().chain(&endpoint.aliases) {
-                let room = self.room(&mut taken, total, addresses.len());
-                if room && !self.put(DEFAULT_NETWORK, name, &addresses, &[], alive) {
+                let room = self.room(taken, host.peer, addresses.len());
+                if room && !self.put(network, name, &addresses, &[], alive) {
                     self.unfit += 1;
                 }
             }
         }
-        for record in &host.names {
+        let here = host.names.iter().filter(|it| it.network.eq_ignore_ascii_case(network));
+        for record in here {
             let addresses: Vec<Held> = record.addresses.iter().map(|it| held(*it, true)).collect();
-            if self.room(&mut taken, total, addresses.len())
-                && !self.put(&record.network, &record.name, &addresses, &record.ports, alive)
+            if self.room(taken, host.peer, addresses.len())
+                && !self.put(network, &record.name, &addresses, &record.ports, alive)
             {
                 self.unfit += 1;
             }
@@ -358,20 +396,20 @@ impl Zone {
     }
 
     /// Whether there is room for a name with this number of addresses; one without takes the room of one.
-    fn room(&mut self, taken: &mut usize, total: &mut usize, addresses: usize) -> bool {
+    fn room(&mut self, taken: &mut Taken, owner: PeerId, addresses: usize) -> bool {
         let more = addresses.max(1);
-        let fits = *taken + more <= ADDRESSES_PER_OWNER_MAX && *total + more <= ADDRESSES_MAX;
+        let own = taken.by_owner.entry(owner).or_default();
+        let fits = *own + more <= ADDRESSES_PER_OWNER_MAX && taken.total + more <= ADDRESSES_MAX;
         if fits {
-            *taken += more;
-            *total += more;
+            *own += more;
+            taken.total += more;
         } else {
             self.overflow += more as u64;
         }
         fits
     }
 
-    /// Adds addresses to a name; `false` if it cannot be one in DNS. Names on networks that this host is not
-    /// on are left out.
+    /// Adds addresses to a name on a network; `false` if it cannot be one in DNS.
     fn put(
         &mut self,
         network: &str,
@@ -380,19 +418,17 @@ impl Zone {
         ports: &[NamePort],
         alive: &BTreeSet<(String, String)>,
     ) -> bool {
-        let (network, name) = (network.to_ascii_lowercase(), name.to_ascii_lowercase());
+        let name = name.to_ascii_lowercase();
         if !is_dns_name(&name) || is_reserved(&name) {
             return false;
         }
-        let Some(names) = self.networks.get_mut(&network) else { return true };
-        let key = (network, name);
+        let Some(names) = self.networks.get_mut(network) else { return true };
+        let key = (network.to_owned(), name);
         if alive.contains(&key) {
             return true;
         }
         // Nobody gives public addresses a name for everyone.
-        let is_own = |held: &&Held| {
-            !held.added || names.ranges.iter().any(|range| range.contains(&held.address))
-        };
+        let is_own = |held: &&Held| !held.added || names.has_in_range(held.address);
         let own: Vec<IpAddr> = addresses.iter().filter(is_own).map(|held| held.address).collect();
         for address in own {
             names.reverse.entry(address).or_default().insert(key.1.clone());
@@ -427,30 +463,40 @@ impl Zone {
         }
     }
 
+    /// Looks up `NAME` or `NAME.NETWORK`. A name on a network comes before one of several labels.
     fn find_below(&self, scope: &Scope, labels: &[String]) -> Found<'_> {
         let home = home(scope);
         let in_home = self.networks.get(home).map_or(Hit::Nothing, |names| names.find(labels));
-        if matches!(in_home, Hit::Entry(_) | Hit::Service(..)) {
-            return self.found(home, in_home);
-        }
-        let Some((network, labels)) = labels.split_last() else { return Found::Apex };
-        let is_seen = *scope == Scope::Host || home == network;
-        let Some(names) = self.networks.get(network).filter(|_| is_seen) else {
-            return self.found(home, in_home);
+        let Some((network, rest)) = labels.split_last() else { return Found::Apex };
+        let Some(names) = self.sees(scope, network) else {
+            return self.found(scope, home, in_home);
         };
-        if labels.is_empty() {
-            return Found::Empty;
+        if rest.is_empty() {
+            // A container may have the name of a network.
+            return match in_home {
+                Hit::Nothing => Found::Empty,
+                hit => self.found(scope, home, hit),
+            };
         }
-        match (names.find(labels), in_home) {
-            (Hit::Nothing, Hit::Empty) => Found::Empty,
-            (found, _) => self.found(network, found),
+        let in_network = names.find(rest);
+        let is_home = match (&in_network, &in_home) {
+            (Hit::Entry(_) | Hit::Service(..), _) => false,
+            (_, Hit::Service(_, name, _)) => home == network || name == network,
+            // The host is not answered with a name of `weft` that ends like one on another network.
+            (_, Hit::Entry(_)) => home == network,
+            (Hit::Nothing, Hit::Empty) => true,
+            (Hit::Nothing | Hit::Empty, _) => false,
+        };
+        match is_home {
+            true => self.found(scope, home, in_home),
+            false => self.found(scope, network, in_network),
         }
     }
 
-    fn found<'a>(&self, network: &str, hit: Hit<'a>) -> Found<'a> {
+    fn found<'a>(&self, scope: &Scope, network: &str, hit: Hit<'a>) -> Found<'a> {
         match hit {
             Hit::Entry(entry) => Found::Entry(entry),
-            Hit::Service(ports, name, entry) => match self.full_name(network, &name) {
+            Hit::Service(ports, name, entry) => match self.full_name(scope, network, &name) {
                 Some(name) => Found::Service(ports, name, entry),
                 None => Found::Nothing,
             },
@@ -469,6 +515,10 @@ enum Hit<'a> {
 }
 
 impl Names {
+    fn has_in_range(&self, address: IpAddr) -> bool {
+        self.ranges.iter().any(|range| range.contains(&address))
+    }
+
     fn find(&self, labels: &[String]) -> Hit<'_> {
         let name = labels.join(".");
         if let Some(entry) = self.entries.get(&name) {
