@@ -110,7 +110,7 @@ impl Daemon {
             let known = peers.iter().find(|known| known.peer == peer);
             known.map(|known| known.nickname.clone())
         };
-        self.names.lookup(&request, nickname)
+        self.names.lookup(&self.control, &request, nickname).await
     }
 
     pub(crate) async fn detach(&self, request: DetachRequest) -> Result<Detached, ApiError> {

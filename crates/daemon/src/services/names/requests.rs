@@ -13,7 +13,7 @@ use weft_mesh::{NamePort, NameRecord, Transport, limits};
 
 use super::zone::{DEFAULT_NETWORK, Entry, Found, Scope, Zone, is_reserved};
 use super::{NAMES_FILE, Names};
-use crate::core::control::Request;
+use crate::core::control::{NamesSnapshot, Request};
 
 /// Records in one answer.
 const RECORDS_MAX: usize = 10_000;
@@ -21,11 +21,15 @@ const RECORDS_MAX: usize = 10_000;
 impl Names {
     /// The addresses of a name or the names of an address, as a container on the network sees them; without a
     /// network, as the host does. `nickname` names a host.
-    pub(crate) fn lookup(
+    pub(crate) async fn lookup(
         &self,
+        control: &mpsc::Sender<Request>,
         request: &DnsLookupRequest,
         nickname: impl Fn(PeerId) -> Option<String>,
     ) -> Result<Vec<DnsRecord>, ApiError> {
+        if let Some(network) = &request.network {
+            self.check_network(control, &network.to_ascii_lowercase()).await?;
+        }
         let scope = match &request.network {
             Some(network) => Scope::Network(network.to_ascii_lowercase()),
             None => Scope::Host,
@@ -50,6 +54,26 @@ impl Names {
             return Err(ApiError::new(ErrorKind::NotFound, text));
         }
         Ok(records.into_iter().take(RECORDS_MAX).collect())
+    }
+
+    /// Refuses a network that this host is not on. The core is asked of one that is not in the zone: it may be new.
+    async fn check_network(
+        &self,
+        control: &mpsc::Sender<Request>,
+        network: &str,
+    ) -> Result<(), ApiError> {
+        if network == DEFAULT_NETWORK || self.zone_now().has_network(network) {
+            return Ok(());
+        }
+        let (reply, told) = oneshot::channel();
+        let _ = control.send(Request::Names { reply }).await;
+        let NamesSnapshot { networks, .. } = told.await.map_err(stopping)?;
+        if networks.iter().any(|known| known.name == network) {
+            return Ok(());
+        }
+        let text =
+            format!("network {network} is not on this host; weft network ls lists those that are");
+        Err(ApiError::new(ErrorKind::NotFound, text))
     }
 
     /// The entry of a name: below the domain, or absolute.
@@ -90,11 +114,11 @@ impl Names {
         control: mpsc::Sender<Request>,
         request: DnsAddRequest,
     ) -> Result<Vec<DnsName>, ApiError> {
-        let network = request.network.unwrap_or_else(|| DEFAULT_NETWORK.to_owned());
+        let network = network_of(request.network);
         let ports = request.ports.iter().map(|text| parse_port(text)).collect::<Result<_, _>>()?;
         let record = NameRecord {
-            name: self.relative(&request.name).to_ascii_lowercase(),
-            network: network.to_ascii_lowercase(),
+            name: self.relative(&request.name, &network),
+            network,
             addresses: request.addresses,
             ports,
         };
@@ -103,6 +127,7 @@ impl Names {
             let text = format!("{} is not added: {fault}", request.name);
             return Err(ApiError::new(ErrorKind::BadRequest, text));
         }
+        self.check_network(&control, &record.network).await?;
         self.change(control, move |names| {
             let same = |it: &&mut NameRecord| (&it.name, &it.network) == (&record.name, &record.network);
             match names.iter_mut().find(same) {
@@ -137,8 +162,8 @@ impl Names {
         control: mpsc::Sender<Request>,
         request: DnsRemoveRequest,
     ) -> Result<Vec<DnsName>, ApiError> {
-        let network = request.network.unwrap_or_else(|| DEFAULT_NETWORK.to_owned());
-        let key = (self.relative(&request.name).to_ascii_lowercase(), network.to_ascii_lowercase());
+        let network = network_of(request.network);
+        let key = (self.relative(&request.name, &network), network);
         self.change(control, move |names| {
             let before = names.clone();
             for record in names.iter_mut().filter(|it| (&it.name, &it.network) == (&key.0, &key.1)) {
@@ -158,17 +183,13 @@ impl Names {
         .await
     }
 
-    /// The name without the domain.
-    fn relative(&self, text: &str) -> String {
-        let text = text.trim_end_matches('.');
-        let domain = self.domain.to_ascii();
-        let suffix = format!(".{}", domain.trim_end_matches('.'));
-        let start = text.len().saturating_sub(suffix.len());
-        match text.get(start..) {
-            Some(end) if end.eq_ignore_ascii_case(&suffix) => text.get(..start).unwrap_or_default(),
-            _ => text,
-        }
-        .to_owned()
+    /// The name in lower case, without the domain, and without the network before the domain.
+    fn relative(&self, text: &str, network: &str) -> String {
+        let text = text.trim_end_matches('.').to_ascii_lowercase();
+        let without =
+            |text: &str, last: &str| text.strip_suffix(last)?.strip_suffix('.').map(str::to_owned);
+        let Some(below) = without(&text, &self.domain().to_ascii_lowercase()) else { return text };
+        without(&below, network).unwrap_or(below)
     }
 
     /// Changes the names given by hand, on a separate thread, since it waits for the disk. It goes on to its end
@@ -197,12 +218,20 @@ impl Names {
         self.added.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&names);
         let (reply, told) = oneshot::channel();
         let _ = control.blocking_send(Request::SetNames { names: names.clone(), reply });
-        let stopping = |_| ApiError::new(ErrorKind::Unavailable, "weft is stopping");
         told.blocking_recv()
             .map_err(stopping)?
             .map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
         Ok(names.iter().map(shown).collect())
     }
+}
+
+/// The network of a request, in lower case.
+fn network_of(given: Option<String>) -> String {
+    given.map_or_else(|| DEFAULT_NETWORK.to_owned(), |it| it.to_ascii_lowercase())
+}
+
+fn stopping(_: oneshot::error::RecvError) -> ApiError {
+    ApiError::new(ErrorKind::Unavailable, "weft is stopping")
 }
 
 fn shown(record: &NameRecord) -> DnsName {
@@ -286,11 +315,13 @@ mod tests {
 
     use super::*;
     use crate::config::LaunchOptions;
+    use crate::core::control::NetworkNames;
     use crate::upkeep::store::Store;
 
     const NO_NAME: fn(PeerId) -> Option<String> = |_| None;
 
-    /// The service's state, and a core that takes all names.
+    /// The service's state, and a core that takes all names and has the networks `weft` and `shop`. The zone has none
+    /// yet.
     fn names(dir: &std::path::Path) -> (Arc<Names>, mpsc::Sender<Request>) {
         let file = tempfile::NamedTempFile::new().unwrap();
         let settings = LaunchOptions::default()
@@ -300,11 +331,26 @@ mod tests {
         let names = Arc::new(Names::new(&settings, local, Store::open(dir).unwrap()).unwrap());
         let (control, mut requests) = mpsc::channel(4);
         tokio::spawn(async move {
-            while let Some(Request::SetNames { reply, .. }) = requests.recv().await {
-                let _ = reply.send(Ok(()));
+            while let Some(request) = requests.recv().await {
+                match request {
+                    Request::SetNames { reply, .. } => _ = reply.send(Ok(())),
+                    Request::Names { reply } => _ = reply.send(snapshot()),
+                    _ => panic!("another request"),
+                }
             }
         });
         (names, control)
+    }
+
+    fn snapshot() -> NamesSnapshot {
+        let network = |name: &str| NetworkNames {
+            name: name.to_owned(),
+            ranges: Vec::new(),
+            is_internal: false,
+            hosts: Vec::new(),
+        };
+        let networks = vec![network("weft"), network("shop")];
+        NamesSnapshot { networks, revision: 1, is_complete: true }
     }
 
     fn add(name: &str, addresses: &[&str]) -> DnsAddRequest {
@@ -394,18 +440,54 @@ mod tests {
     #[tokio::test]
     async fn a_lookup_of_nothing_says_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
-        let (names, _control) = names(dir.path());
-        let look = |name: &str, network: Option<&str>| {
+        let (names, control) = names(dir.path());
+        let look = async |name: &str, network: Option<&str>| {
             let network = network.map(str::to_owned);
             let request = DnsLookupRequest { name: name.to_owned(), network };
-            names.lookup(&request, NO_NAME).unwrap_err()
+            names.lookup(&control, &request, NO_NAME).await.unwrap_err()
         };
-        for (name, network) in [("web", None), ("192.0.2.1", None), ("fd00::1", Some("shop"))] {
-            let error = look(name, network);
+        for (name, network) in [("web", None), ("192.0.2.1", None), ("fd00::1", Some("Shop"))] {
+            let error = look(name, network).await;
             assert_eq!(error.kind, ErrorKind::NotFound);
             assert!(error.error.contains(name) && error.error.contains("weft ps"), "{error}");
         }
-        assert_eq!(look("a..b", None).kind, ErrorKind::BadRequest);
-        assert_eq!(look(&"a".repeat(300), None).kind, ErrorKind::BadRequest);
+        assert_eq!(look("a..b", None).await.kind, ErrorKind::BadRequest);
+        assert_eq!(look(&"a".repeat(300), None).await.kind, ErrorKind::BadRequest);
+        let error = look("web", Some("Bank")).await;
+        assert_eq!(error.kind, ErrorKind::NotFound);
+        assert!(error.error.contains("bank is not on this host"), "{error}");
+        assert!(error.error.contains("weft network ls"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_name_is_given_on_a_network_of_this_host_alone_and_taken_back_on_any() {
+        let dir = tempfile::tempdir().unwrap();
+        let bank = NameRecord {
+            name: "db".into(),
+            network: "bank".into(),
+            addresses: vec![[192, 0, 2, 9].into()],
+            ports: Vec::new(),
+        };
+        // It was given while this host was on that network.
+        Store::open(dir.path()).unwrap().save(NAMES_FILE, &vec![bank]).unwrap();
+        let (names, control) = names(dir.path());
+        let on = |network: &str, name: &str| DnsAddRequest {
+            network: Some(network.to_owned()),
+            ..add(name, &["192.0.2.1"])
+        };
+        let error = Arc::clone(&names).add(control.clone(), on("bank", "web")).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::NotFound);
+        assert!(error.error.contains("network bank is not on this host"), "{error}");
+        assert!(error.error.contains("weft network ls"), "{error}");
+        let mut all = Vec::new();
+        // All of them are one name.
+        for text in ["web", "web.weft.local", "Web.shop.weft.local."] {
+            all = Arc::clone(&names).add(control.clone(), on("SHOP", text)).await.unwrap();
+        }
+        let shown: Vec<_> = all.iter().map(|it| (it.network.as_str(), it.name.as_str())).collect();
+        assert_eq!(shown, [("bank", "db"), ("shop", "web")]);
+        let gone = DnsRemoveRequest { network: Some("bank".into()), ..remove("db", &[]) };
+        let left = Arc::clone(&names).remove(control.clone(), gone).await.unwrap();
+        assert_eq!(left.len(), 1, "a name of a network that this host has left");
     }
 }
