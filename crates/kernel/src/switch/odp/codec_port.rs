@@ -143,9 +143,16 @@ fn datapath_stats(value: &[u8]) -> Option<DatapathStats> {
     })
 }
 
-/// Makes the network device `name` a port; the answer has its number.
-pub(super) fn new_vport(family: u16, datapath: u32, name: &str, upcall_port: u32) -> Writer {
+/// Makes the network device `name` the port of this number.
+pub(super) fn new_vport(
+    family: u16,
+    datapath: u32,
+    number: u32,
+    name: &str,
+    upcall_port: u32,
+) -> Writer {
     let mut request = vport_request(family, CMD_NEW, Answer::Echo, datapath);
+    request.u32(VPORT_ATTR_PORT_NO, number);
     request.u32(VPORT_ATTR_TYPE, VPORT_TYPE_NETDEV);
     request.text(VPORT_ATTR_NAME, name);
     request.u32(VPORT_ATTR_UPCALL_PID, upcall_port);

@@ -23,6 +23,9 @@ use crate::{
     netlink::{error::RequestError, generic::Requests},
 };
 
+/// How many numbers are tried for a new port.
+const NUMBER_TRIES_MAX: usize = 4;
+
 /// Makes the datapath and its devices, or takes over those of an earlier run of ours.
 pub(super) async fn open_datapath(
     kernel: &Kernel,
@@ -241,9 +244,7 @@ impl Core {
             let bridge = other.map_or_else(|| format!("number {master}"), |other| other.name);
             return Err(KernelError::PortTaken { port: link.name, bridge });
         }
-        let request = new_vport(self.families.vport, self.datapath, name, upcall_port(name, false));
-        let made = self.requests.run(request).await;
-        let made = match made {
+        let made = match self.new_port(name).await {
             Err(error) if error.is(Errno::NODEV) && socket.link(name).await?.is_none() => {
                 return Err(KernelError::LinkMissing { name: name.to_owned() });
             }
@@ -264,6 +265,21 @@ impl Core {
         };
         self.tables.add_port(made.number, name, kind);
         Ok(())
+    }
+
+    /// Makes a port in the kernel, under a number of the tables' choice. A number that another program has taken
+    /// meanwhile is passed over.
+    async fn new_port(&mut self, name: &str) -> Result<Vec<Vec<u8>>, RequestError> {
+        let mut tries = 1;
+        loop {
+            let (family, number) = (self.families.vport, self.tables.next_number());
+            let upcalls = upcall_port(name, false);
+            let request = new_vport(family, self.datapath, number, name, upcalls);
+            match self.requests.run(request).await {
+                Err(error) if error.is(Errno::BUSY) && tries < NUMBER_TRIES_MAX => tries += 1,
+                made => return made,
+            }
+        }
     }
 
     pub(super) async fn add_port(&mut self, name: &str) -> Result<(), KernelError> {

@@ -24,6 +24,8 @@ pub const LEARNED_AGE_MS: u64 = 300_000;
 /// How long a learned MAC stays on a port before another port can take it, in milliseconds. Two ports that
 /// use one MAC must not make the switch rewrite flows endlessly.
 pub const MOVE_HOLD_MS: u64 = 1_000;
+/// The highest number that a port of a datapath can have (DP_MAX_PORTS - 1).
+const PORT_NUMBER_MAX: u32 = 65_534;
 
 /// How frames for a peer leave this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -121,6 +123,8 @@ pub(super) struct Tables {
     pub(super) vni: u64,
     ports: BTreeMap<u32, Port>,
     numbers: HashMap<String, u32>,
+    /// The number that was last given to a new port.
+    last_number: u32,
     tap: Option<u32>,
     tunnel: Option<u32>,
     pinned: HashMap<Mac, String>,
@@ -139,6 +143,7 @@ impl Tables {
             vni,
             ports: BTreeMap::new(),
             numbers: HashMap::new(),
+            last_number: 0,
             tap: None,
             tunnel: None,
             pinned: HashMap::new(),
@@ -155,6 +160,18 @@ impl Tables {
     /// Returns the changes since the last call.
     pub(super) fn take_changes(&mut self) -> BTreeSet<Change> {
         std::mem::take(&mut self.changes)
+    }
+
+    /// A number for a new port. Numbers are given in turn: flows may still name one that has just become
+    /// free, and would send frames to the new port.
+    pub(super) fn next_number(&mut self) -> u32 {
+        for _ in 0..PORT_NUMBER_MAX {
+            self.last_number = self.last_number % PORT_NUMBER_MAX + 1;
+            if !self.ports.contains_key(&self.last_number) {
+                break;
+            }
+        }
+        self.last_number
     }
 
     /// A port is there under this number.

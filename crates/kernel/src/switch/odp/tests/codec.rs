@@ -354,10 +354,10 @@ fn datapath_messages_read_back() {
 
 #[test]
 fn port_messages_read_back() {
-    let (command, body) = parts(codec_port::new_vport(FAMILY, DATAPATH, "weft-box1", 77));
+    let (command, body) = parts(codec_port::new_vport(FAMILY, DATAPATH, 5, "weft-box1", 77));
     let (header, list) = theirs_vport::OpNewDo::decode_request(&body);
     assert_eq!((command, header.dp_ifindex, list.get_type().unwrap()), (1, DATAPATH, 1));
-    assert_eq!(list.get_name().unwrap(), c"weft-box1");
+    assert_eq!((list.get_port_no().unwrap(), list.get_name().unwrap()), (5, c"weft-box1"));
     assert_eq!(list.get_upcall_pid().unwrap(), 77_u32.to_ne_bytes());
     let (command, body) = parts(codec_port::set_vport(FAMILY, DATAPATH, 4, 78));
     let (_, list) = theirs_vport::OpNewDo::decode_request(&body);

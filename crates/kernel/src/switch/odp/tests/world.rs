@@ -2,7 +2,7 @@
 //! nothing joins each pair of hosts, independently in each direction.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
 };
 
@@ -378,4 +378,23 @@ fn tagged_frames_have_flows_of_their_own() {
     assert_eq!(decide(&tables, &tagged).flow, Some(FlowKey::Pair(tagged)));
     let deep = Frame { tag: Tag::Deep, ..tagged };
     assert_eq!(decide(&tables, &deep).flow, None);
+}
+
+/// The kernel gives the lowest free number, which flows may still name.
+#[test]
+fn a_number_that_has_become_free_is_not_the_next() {
+    let mut tables = one();
+    let taken: BTreeSet<u32> = tables.ports().map(|(number, _)| number).collect();
+    let first = tables.next_number();
+    assert!(!taken.contains(&first));
+    tables.add_port(first, "new", PortKind::Local);
+    tables.remove_port(first);
+    let mut given = BTreeSet::from([first]);
+    for _ in 0..60_000 {
+        let number = tables.next_number();
+        assert!(!taken.contains(&number) && (1..65_535).contains(&number));
+        assert!(given.insert(number), "{number} comes twice");
+    }
+    // In the end they begin again.
+    assert!((0..10_000).any(|_| tables.next_number() == first));
 }
