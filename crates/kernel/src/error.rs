@@ -233,7 +233,15 @@ pub enum KernelError {
         /// The device's name.
         device: String,
     },
-    /// Us: a request for a network that the switch does not carry.
+    /// Configuration: a network whose ports are isolated, on a datapath.
+    #[error(
+        "the Open vSwitch datapath cannot isolate the ports of network {vni}: launch this host with --switch bridge, or create the network without --isolated"
+    )]
+    NoIsolation {
+        /// The network.
+        vni: u32,
+    },
+    /// Us: a request for a network that the switch has never had, or has no longer.
     #[error(
         "the switch does not carry network {vni}: this is a bug in weft, or the network was just removed"
     )]

@@ -103,7 +103,7 @@ impl Bridge {
 
     /// Carries one more network, whose TAP device exists, or restores its devices.
     pub(super) async fn add_network(&mut self, wanted: NetworkSpec) -> Result<(), KernelError> {
-        let NetworkSpec { vni, mtu } = wanted;
+        let NetworkSpec { vni, mtu, .. } = wanted;
         let is_new = !self.networks.contains_key(&vni);
         if is_new && self.networks.len() >= NETWORKS_MAX {
             return Err(KernelError::TableFull { table: "networks".into(), limit: NETWORKS_MAX });

@@ -107,6 +107,8 @@ pub struct NetworkSpec {
     pub vni: Vni,
     /// MTU of its containers, bytes.
     pub mtu: u16,
+    /// Its ports reach no other port of this host ([`crate::AttachSpec::isolated`]).
+    pub isolated: bool,
 }
 
 /// The kernel engine's capabilities on this host, or the reason that it is unavailable.
@@ -243,7 +245,8 @@ impl KernelEngine {
     /// ([`crate::NetworkDevices::tap`]). No endpoints are known on it yet, and group frames go to no peer.
     ///
     /// # Errors
-    /// The kernel's refusal, [`KernelError::TableFull`], or [`KernelError::EngineGone`]. A new network has left
+    /// The kernel's refusal, [`KernelError::TableFull`], [`KernelError::NoIsolation`] on a datapath, or
+    /// [`KernelError::EngineGone`]. A new network has left
     /// nothing then.
     pub async fn add_network(&self, network: NetworkSpec) -> Result<(), KernelError> {
         let (reply, answer) = oneshot::channel();

@@ -1,5 +1,6 @@
 //! The switch under both engines: a Linux bridge with VXLAN devices, or an Open vSwitch datapath.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -195,7 +196,7 @@ impl Switch {
         match self {
             // `Kernel::attach` has put it into the bridge.
             Self::Bridge(_) => Ok(()),
-            Self::Odp(odp) => odp.switch.add_port(name).await,
+            Self::Odp(odp) => odp.switch.add_port(vni.0, name).await,
         }
     }
 
@@ -278,8 +279,10 @@ impl Switch {
         match self {
             Self::Bridge(bridge) => bridge.set_endpoints(vni, add, remove).await,
             Self::Odp(odp) => {
-                let add = add.iter().map(|(endpoint, peer)| OdpEdit::Endpoint(endpoint.mac, *peer));
-                let remove = remove.iter().map(|mac| OdpEdit::RemoveEndpoint(*mac));
+                let add = add
+                    .iter()
+                    .map(|(endpoint, peer)| OdpEdit::Endpoint(vni.0, endpoint.mac, *peer));
+                let remove = remove.iter().map(|mac| OdpEdit::RemoveEndpoint(vni.0, *mac));
                 odp.apply(remove.chain(add).collect()).await
             }
         }
@@ -293,7 +296,10 @@ impl Switch {
     ) -> Result<(), KernelError> {
         match self {
             Self::Bridge(bridge) => bridge.set_broadcast(vni, peers).await,
-            Self::Odp(_) => Ok(()),
+            Self::Odp(odp) => {
+                let peers = peers.iter().copied().collect();
+                odp.apply(vec![OdpEdit::Broadcast(vni.0, Some(peers))]).await
+            }
         }
     }
 
@@ -323,7 +329,7 @@ impl Switch {
     pub(super) async fn ensure_local(&self) -> Result<(), KernelError> {
         match self {
             Self::Bridge(bridge) => bridge.ensure_local().await,
-            Self::Odp(odp) => odp.kernel.ensure_device(&odp.tap).await,
+            Self::Odp(odp) => odp.ensure_taps().await,
         }
     }
 
@@ -340,7 +346,7 @@ impl Switch {
     pub(super) fn has(&self, device: &str) -> bool {
         match self {
             Self::Bridge(bridge) => bridge.has_tap(device) || bridge.needs(device),
-            Self::Odp(odp) => device == odp.tap.bridge || device == odp.tap.name || device == VXLAN,
+            Self::Odp(odp) => odp.has(device),
         }
     }
 
@@ -387,7 +393,10 @@ pub(super) async fn remove(kernel: &Kernel, device: &str) -> Result<(), KernelEr
 /// The datapath of the openvswitch module.
 pub(super) struct Odp {
     kernel: Kernel,
-    tap: PortSpec,
+    /// The datapath's own device.
+    device: String,
+    /// The vector engine's device of each network.
+    taps: BTreeMap<Vni, PortSpec>,
     switch: OdpSwitch,
     inbox: OdpInbox,
     host: Option<IpAddr>,
@@ -413,17 +422,50 @@ impl Odp {
         let tap = tap_port(&devices, config.mtu);
         kernel.ensure_device(&tap).await?;
         let (switch, inbox) = OdpSwitch::start(kernel, spec).await?;
-        Ok(Self { kernel: kernel.clone(), tap, switch, inbox, host: config.host })
+        Ok(Self {
+            kernel: kernel.clone(),
+            device: config.device.clone(),
+            taps: [(config.vni, tap)].into(),
+            switch,
+            inbox,
+            host: config.host,
+        })
     }
 
-    async fn add_network(&self, network: NetworkSpec) -> Result<(), KernelError> {
-        let devices = NetworkDevices::of(network.vni);
-        self.kernel.ensure_device(&tap_port(&devices, network.mtu)).await?;
-        Err(KernelError::NoNetwork { vni: network.vni.0 })
+    fn has(&self, device: &str) -> bool {
+        let tap = self.taps.values().any(|tap| tap.name == device);
+        tap || device == self.device || device == VXLAN
     }
 
-    async fn remove_network(&self, vni: Vni) {
-        let _ = vni;
+    /// Brings the vector engine's devices into shape.
+    async fn ensure_taps(&self) -> Result<(), KernelError> {
+        for tap in self.taps.values() {
+            self.kernel.ensure_device(tap).await?;
+        }
+        Ok(())
+    }
+
+    async fn add_network(&mut self, network: NetworkSpec) -> Result<(), KernelError> {
+        let NetworkSpec { vni, mtu, isolated } = network;
+        if isolated {
+            return Err(KernelError::NoIsolation { vni: vni.0 });
+        }
+        let devices = NetworkDevices::of(vni);
+        let tap = tap_port(&devices, mtu);
+        self.kernel.ensure_device(&tap).await?;
+        let is_new = self.taps.insert(vni, tap).is_none();
+        let added = self.switch.add_network(vni.0, devices.tap).await;
+        if added.is_err() && is_new {
+            self.remove_network(vni).await;
+        }
+        added
+    }
+
+    async fn remove_network(&mut self, vni: Vni) {
+        self.taps.remove(&vni);
+        if let Err(error) = self.switch.remove_network(vni.0).await {
+            tracing::warn!(%error, %vni, "cannot take a network out of the datapath");
+        }
     }
 
     const fn via(&self, via: Via) -> odp::Via {

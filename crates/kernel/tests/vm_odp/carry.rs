@@ -92,6 +92,7 @@ fn the_host_itself_is_on_the_network() {
     two_hosts(Outer::Ipv4, |_, [one, two], [a, _, c]| {
         wait(one.kernel.set_bridge_addresses("weft", &["10.32.9.1/12".parse().unwrap()])).unwrap();
         wait(two.switch.set_endpoints(
+            1,
             &[(weft_path::Mac([0x02, 0, 0, 1, 1, 0xff]), crate::lab::peer(1))],
             &[],
         ))

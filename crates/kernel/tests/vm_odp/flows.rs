@@ -53,7 +53,7 @@ fn a_flood_of_new_macs_is_bounded_and_counted() {
     a.pings(&b);
     a.pings(&c);
     let noisy = open_tap(&one.space, "noisy");
-    wait(one.switch.add_port("noisy")).unwrap();
+    wait(one.switch.add_port(1, "noisy")).unwrap();
     let before = one.counters();
     let mut frame = [0_u8; VNET_LEN + 60];
     frame[VNET_LEN + 12..VNET_LEN + 14].copy_from_slice(&[0x88, 0xb5]);
@@ -120,22 +120,22 @@ fn no_flow_is_stale_after_changes_at_any_moment() {
         };
         one.reaches(2, via);
         match round % 3 {
-            0 => wait(one.switch.set_endpoints(&[], &[c.mac])).unwrap(),
+            0 => wait(one.switch.set_endpoints(1, &[], &[c.mac])).unwrap(),
             1 => one.knows(&c),
             _ => {
-                wait(one.switch.apply(vec![weft_kernel::odp::OdpEdit::RemoveLocal(b.mac)]))
+                wait(one.switch.apply(vec![weft_kernel::odp::OdpEdit::RemoveLocal(1, b.mac)]))
                     .unwrap();
             }
         }
         if round % 5 == 0 {
             wait(one.switch.remove_port(&b.port)).unwrap();
         } else {
-            wait(one.switch.add_port(&b.port)).unwrap();
+            wait(one.switch.add_port(1, &b.port)).unwrap();
         }
         one.audit();
     }
-    wait(one.switch.add_port(&b.port)).unwrap();
-    wait(one.switch.set_local(b.mac, &b.port)).unwrap();
+    wait(one.switch.add_port(1, &b.port)).unwrap();
+    wait(one.switch.set_local(1, b.mac, &b.port)).unwrap();
     one.reaches(2, tunnel(2, Outer::Ipv4));
     one.knows(&c);
     a.pings(&c);

@@ -29,7 +29,7 @@ fn another_datapath_beside_survives() {
     let ports = theirs.ports(other);
     assert_eq!((ports.len(), theirs.flows(other)), (2, 1));
     // Its port is not ours to take.
-    let taken = wait(one.switch.add_port("foreign")).unwrap_err();
+    let taken = wait(one.switch.add_port(1, "foreign")).unwrap_err();
     assert!(matches!(taken, KernelError::PortTaken { .. }), "{taken}");
     drop(a);
     wait(one.switch.stop()).unwrap();
@@ -84,7 +84,7 @@ fn a_bridge_of_ours_makes_way() {
     space.run("ip link add weft-probe group 0x57454654 type vxlan id 0xffffff dstport 6787");
     space.run("ip link set weft-probe up");
     let (_kernel, switch, _inbox) = start(&space, spec(1));
-    wait(switch.add_port("weft-box1")).unwrap();
+    wait(switch.add_port(1, "weft-box1")).unwrap();
     let shown = space.run("ip -o -d link show");
     assert!(shown.contains("master weft") && shown.contains("openvswitch"), "{shown}");
     assert!(!shown.contains("weft-probe"));
@@ -158,11 +158,11 @@ fn deletions_by_hand_are_restored() {
     one.space.run("ip link add extra type veth peer name extra-x");
     one.space.run("ip link set extra up");
     theirs.new_port(datapath, "extra");
-    wait(one.switch.add_port("extra")).unwrap();
+    wait(one.switch.add_port(1, "extra")).unwrap();
     assert_eq!(wait(one.switch.retain_ports(std::slice::from_ref(&a.port))).unwrap(), 0);
     one.audit();
     // A name that is not there.
-    let missing = wait(one.switch.add_port("weft-none")).unwrap_err();
+    let missing = wait(one.switch.add_port(1, "weft-none")).unwrap_err();
     assert!(matches!(missing, KernelError::LinkMissing { .. }), "{missing}");
 }
 

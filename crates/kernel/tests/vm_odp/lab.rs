@@ -154,8 +154,8 @@ impl Host {
         let name = format!("weft-box{number}");
         let mac = [0x02, 0, 0, 1, self.number, number];
         wait(self.kernel.attach(&attach_spec(self.number, number, &space))).unwrap();
-        wait(self.switch.add_port(&name)).unwrap();
-        wait(self.switch.set_local(Mac(mac), &name)).unwrap();
+        wait(self.switch.add_port(1, &name)).unwrap();
+        wait(self.switch.set_local(1, Mac(mac), &name)).unwrap();
         Container { host: self.number, number, space, port: name, mac: Mac(mac) }
     }
 
@@ -174,7 +174,7 @@ impl Host {
     /// Tells this host about a container on another host.
     pub(crate) fn knows(&self, container: &Container) {
         let entry = [(container.mac, peer(container.host))];
-        wait(self.switch.set_endpoints(&entry, &[])).unwrap();
+        wait(self.switch.set_endpoints(1, &entry, &[])).unwrap();
     }
 
     pub(crate) fn reaches(&self, other: u8, via: Via) {
@@ -246,6 +246,7 @@ pub(crate) fn attach_spec(host: u8, number: u8, space: &Space) -> AttachSpec {
         enable_ipv6: false,
         gateways: Vec::new(),
         multicast_route: true,
+        isolated: false,
         bridge: None,
     }
 }

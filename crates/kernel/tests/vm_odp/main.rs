@@ -13,6 +13,7 @@ mod carry;
 mod flows;
 mod foreign;
 mod lab;
+mod networks;
 mod restart;
 mod secure;
 #[path = "../common/space.rs"]

@@ -23,12 +23,12 @@ fn child() {
         let kernel = Kernel::new().unwrap();
         let (switch, _inbox) = weft_kernel::odp::OdpSwitch::start(&kernel, spec(1)).await.unwrap();
         let mac = weft_path::Mac([0x02, 0, 0, 1, 1, 1]);
-        switch.add_port("weft-box1").await.unwrap();
-        switch.add_port("weft-old").await.unwrap();
-        switch.set_local(mac, "weft-box1").await.unwrap();
+        switch.add_port(1, "weft-box1").await.unwrap();
+        switch.add_port(1, "weft-old").await.unwrap();
+        switch.set_local(1, mac, "weft-box1").await.unwrap();
         switch.set_peer(peer(2), tunnel(2, Outer::Ipv4)).await.unwrap();
         let remote = weft_path::Mac([0x02, 0, 0, 1, 2, 3]);
-        switch.set_endpoints(&[(remote, peer(2))], &[]).await.unwrap();
+        switch.set_endpoints(1, &[(remote, peer(2))], &[]).await.unwrap();
         std::future::pending::<()>().await;
     });
 }
@@ -78,10 +78,10 @@ fn a_killed_switch_is_taken_over() {
     let (kernel, switch, _inbox) = start(&space, spec(1));
     assert_eq!(theirs.datapath(SWITCH), Some(datapath), "the datapath is the same");
     assert_eq!(theirs.ports(datapath).len(), 4, "its ports too");
-    wait(switch.add_port("weft-box1")).unwrap();
-    wait(switch.set_local(mac, "weft-box1")).unwrap();
+    wait(switch.add_port(1, "weft-box1")).unwrap();
+    wait(switch.set_local(1, mac, "weft-box1")).unwrap();
     wait(switch.set_peer(peer(2), tunnel(2, Outer::Ipv4))).unwrap();
-    wait(switch.set_endpoints(&[(c.mac, peer(2))], &[])).unwrap();
+    wait(switch.set_endpoints(1, &[(c.mac, peer(2))], &[])).unwrap();
     a.pings(&c);
     assert_eq!(wait(switch.retain_ports(&["weft-box1".into()])).unwrap(), 1);
     let audit = wait(switch.audit()).unwrap();

@@ -1,6 +1,6 @@
 //! The specification of a switch, and the messages between its handle and its task.
 
-use std::{net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use tokio::sync::oneshot;
 use weft_crypto::PeerId;
@@ -12,28 +12,28 @@ use super::{
 };
 use crate::error::KernelError;
 
-/// The ODP switch of one network.
+/// The ODP switch with its first network, which is there as long as the switch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OdpSpec {
-    /// Name of the datapath and of the host's own device on it, 1 to 15 bytes.
+    /// Name of the datapath and of the host's own device on it, which is on the first network. 1 to 15 bytes.
     pub name: String,
     /// MAC address of that device, the same after each restart.
     pub mac: [u8; 6],
     /// MTU of that device in bytes, 1280 to 65535.
     pub mtu: u32,
-    /// The vector engine's device; it becomes a port whenever it is there.
+    /// The vector engine's device of the first network; it becomes a port whenever it is there.
     pub tap: String,
     /// Name of the VXLAN device.
     pub tunnel: String,
     /// UDP port of tunnel packets, in both directions.
     pub tunnel_port: u16,
-    /// The network's VXLAN network identifier, 24 bits.
+    /// The first network's VXLAN network identifier, 24 bits.
     pub vni: u32,
     /// How often flows that nothing has used since the last time are deleted.
     pub sweep_interval: Duration,
 }
 
-/// One change to the switch's tables.
+/// One change to the switch's tables. Networks are named by their VXLAN network identifier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OdpEdit {
     /// How frames for a peer leave, and which broadcasts it gets. Tunnel packets are accepted from the
@@ -43,14 +43,20 @@ pub enum OdpEdit {
     Sources(PeerId, Vec<IpAddr>),
     /// Removes a peer and the endpoints behind it.
     RemovePeer(PeerId),
-    /// This MAC is behind a peer. A local port that sends under it is not believed.
-    Endpoint(Mac, PeerId),
-    /// This MAC is not behind a peer.
-    RemoveEndpoint(Mac),
-    /// Fixes this MAC to the local port of this name, regardless of other hosts' claims.
-    Local(Mac, String),
-    /// This MAC is no longer fixed to a local port.
-    RemoveLocal(Mac),
+    /// This MAC of a network is behind a peer. A local port of the network that sends under it is not
+    /// believed.
+    Endpoint(u32, Mac, PeerId),
+    /// This MAC of a network is not behind a peer.
+    RemoveEndpoint(u32, Mac),
+    /// The peers on the kernel engine that get a network's frames to groups and to unknown MACs; `None` for
+    /// all. It starts as `None` for the first network, and empty for each other. The list holds until the
+    /// next one, whichever peers come and go.
+    Broadcast(u32, Option<BTreeSet<PeerId>>),
+    /// Fixes this MAC of a network to the network's local port of this name, regardless of other hosts'
+    /// claims.
+    Local(u32, Mac, String),
+    /// This MAC of a network is no longer fixed to a local port.
+    RemoveLocal(u32, Mac),
 }
 
 /// An event of the switch that no command caused.
@@ -89,7 +95,9 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T, KernelError>>;
 #[derive(Debug)]
 pub(super) enum Command {
     Edit(Vec<OdpEdit>, Reply<()>),
-    AddPort(String, Reply<()>),
+    AddNetwork(u32, String, Reply<()>),
+    RemoveNetwork(u32, Reply<bool>),
+    AddPort(u32, String, Reply<()>),
     RemovePort(String, Reply<bool>),
     RetainPorts(Vec<String>, Reply<usize>),
     Reconcile(Reply<()>),

@@ -1,5 +1,8 @@
 //! The forwarding decision: one pure function over the tables.
 //!
+//! Each frame belongs to one network, by the port that it came in by or by its tunnel. All that is read
+//! afterwards is of this network, so no copy leaves it.
+//!
 //! Split horizon: frames from the overlay (tunnel or TAP) go to local ports alone. Each engine replicates
 //! broadcasts to its own peers only. So a broadcast from here is one copy for each peer on the tunnel, and
 //! one for the TAP if any peer is on it. Group frames from a port pass a meter before they enter tunnels
@@ -21,12 +24,12 @@ use super::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum OdpDrop {
-    /// It came in by a port that the switch does not know (yet).
+    /// It came in by a port that the switch does not know (yet), or whose network it does not know.
     UnknownPort,
     /// A tunnel packet from an address that is not a peer's.
     UnknownSource,
-    /// A tunnel packet with another VXLAN network identifier than the network's.
-    WrongNetwork,
+    /// A tunnel packet of a network that the switch does not carry.
+    UnknownNetwork,
     /// Its source MAC is a group, or belongs to another port or another host.
     ForeignSource,
     /// A tunnel packet whose source MAC no peer has announced: nothing could be sent back to it.
@@ -48,7 +51,7 @@ impl OdpDrop {
     pub const ALL: [Self; 10] = [
         Self::UnknownPort,
         Self::UnknownSource,
-        Self::WrongNetwork,
+        Self::UnknownNetwork,
         Self::ForeignSource,
         Self::UnannouncedSource,
         Self::LinkLocal,
@@ -64,7 +67,7 @@ impl OdpDrop {
         match self {
             Self::UnknownPort => "unknown port",
             Self::UnknownSource => "unknown source",
-            Self::WrongNetwork => "wrong network",
+            Self::UnknownNetwork => "unknown network",
             Self::ForeignSource => "foreign source MAC",
             Self::UnannouncedSource => "unannounced source MAC",
             Self::LinkLocal => "link-local group",
@@ -106,25 +109,33 @@ pub(super) struct Decision {
 pub(super) fn decide(tables: &Tables, frame: &Frame) -> Decision {
     let mut depends = vec![Change::Port(frame.port)];
     let mut pair = Some(FlowKey::Pair(*frame)).filter(|_| frame.tag != Tag::Deep);
-    let Some(kind) = tables.port_kind(frame.port) else {
-        return Decision { verdict: Verdict::Drop(OdpDrop::UnknownPort), flow: None, depends };
-    };
-    if kind == PortKind::Tunnel {
-        let Some(tunnel) = frame.tunnel else {
-            return Decision {
-                verdict: Verdict::Drop(OdpDrop::UnknownSource),
-                flow: None,
-                depends,
-            };
-        };
-        if let Some(decision) = refuse_tunnel(tables, frame, &tunnel, &mut depends) {
-            return decision;
+    let flowless = |verdict, depends| Decision { verdict, flow: None, depends };
+    let arrived = match (tables.port_kind(frame.port), frame.tunnel) {
+        (None | Some(PortKind::Unclaimed), _) => {
+            return flowless(Verdict::Drop(OdpDrop::UnknownPort), depends);
         }
-    }
-    let refused = refuse_frame(tables, frame, kind, &mut pair, &mut depends);
+        (Some(PortKind::Local(vni)), _) => Arrived { vni, by: By::Local },
+        (Some(PortKind::Tap(vni)), _) => Arrived { vni, by: By::Tap },
+        (Some(PortKind::Tunnel), None) => {
+            return flowless(Verdict::Drop(OdpDrop::UnknownSource), depends);
+        }
+        (Some(PortKind::Tunnel), Some(tunnel)) if tunnel.id == u64::from(Vni::PROBE.0) => {
+            return flowless(Verdict::Probe(tunnel.remote), depends);
+        }
+        (Some(PortKind::Tunnel), Some(tunnel)) => {
+            match tunnel_network(tables, &tunnel, &mut depends) {
+                Ok(vni) => Arrived { vni, by: By::Tunnel(tunnel) },
+                Err(reason) => {
+                    let flow = Some(FlowKey::Tunnel { port: frame.port, tunnel });
+                    return Decision { verdict: Verdict::Drop(reason), flow, depends };
+                }
+            }
+        }
+    };
+    let refused = refuse_frame(tables, frame, arrived, &mut pair, &mut depends);
     let verdict = match refused {
         Some(reason) => Verdict::Drop(reason),
-        None => forward(tables, frame, kind, &mut depends),
+        None => forward(tables, frame, arrived, &mut depends),
     };
     let flow = match &verdict {
         Verdict::Flood(_) | Verdict::Probe(_) => None,
@@ -134,28 +145,35 @@ pub(super) fn decide(tables: &Tables, frame: &Frame) -> Decision {
     Decision { verdict, flow, depends }
 }
 
-/// Probes, and tunnels that no frame is taken from.
-fn refuse_tunnel(
+/// How a frame came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    Local,
+    Tap,
+    Tunnel(TunnelKey),
+}
+
+/// The network of a frame, and how it came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Arrived {
+    vni: Vni,
+    by: By,
+}
+
+/// The network of a tunnel's frames, or why no frame is taken from it.
+fn tunnel_network(
     tables: &Tables,
-    frame: &Frame,
     tunnel: &TunnelKey,
     depends: &mut Vec<Change>,
-) -> Option<Decision> {
-    if tunnel.id == u64::from(Vni::PROBE.0) {
-        let verdict = Verdict::Probe(tunnel.remote);
-        return Some(Decision { verdict, flow: None, depends: std::mem::take(depends) });
-    }
+) -> Result<Vni, OdpDrop> {
     depends.push(Change::Source(tunnel.remote));
-    let reason = if !tables.is_source(tunnel.remote) {
-        OdpDrop::UnknownSource
-    } else if tunnel.id != tables.vni {
-        OdpDrop::WrongNetwork
-    } else {
-        return None;
-    };
-    let flow = Some(FlowKey::Tunnel { port: frame.port, tunnel: *tunnel });
-    let depends = std::mem::take(depends);
-    Some(Decision { verdict: Verdict::Drop(reason), flow, depends })
+    if !tables.is_source(tunnel.remote) {
+        return Err(OdpDrop::UnknownSource);
+    }
+    // The datapath has room for more bits than VXLAN.
+    let vni = u32::try_from(tunnel.id).map(Vni).map_err(|_| OdpDrop::UnknownNetwork)?;
+    depends.push(Change::Network(vni));
+    if tables.has_network(vni) { Ok(vni) } else { Err(OdpDrop::UnknownNetwork) }
 }
 
 /// Frames that no port gets. Takes the flow away where the sender is not known to be where it is,
@@ -163,7 +181,7 @@ fn refuse_tunnel(
 fn refuse_frame(
     tables: &Tables,
     frame: &Frame,
-    kind: PortKind,
+    arrived: Arrived,
     flow: &mut Option<FlowKey>,
     depends: &mut Vec<Change>,
 ) -> Option<OdpDrop> {
@@ -173,25 +191,23 @@ fn refuse_frame(
     if is_group(frame.source) {
         return Some(OdpDrop::ForeignSource);
     }
-    depends.push(Change::Mac(frame.source));
-    match (kind, tables.place(frame.source)) {
-        (PortKind::Local, Place::Pinned(at)) if at != Some(frame.port) => {
+    depends.push(Change::Mac(arrived.vni, frame.source));
+    match (arrived.by, tables.place(arrived.vni, frame.source)) {
+        (By::Local, Place::Pinned(at)) if at != Some(frame.port) => Some(OdpDrop::ForeignSource),
+        (By::Local, Place::Remote(_)) | (By::Tap | By::Tunnel(_), Place::Pinned(_)) => {
             Some(OdpDrop::ForeignSource)
         }
-        (PortKind::Local, Place::Remote(_))
-        | (PortKind::Tap | PortKind::Tunnel, Place::Pinned(_)) => Some(OdpDrop::ForeignSource),
         // The vector engine has already checked frames that arrive by the TAP.
-        (PortKind::Tunnel, Place::Remote(peer)) => {
-            let its = frame.tunnel.is_some_and(|tunnel| tables.sends_from(peer, tunnel.remote));
-            (!its).then_some(OdpDrop::ForeignSource)
+        (By::Tunnel(tunnel), Place::Remote(peer)) => {
+            (!tables.sends_from(peer, tunnel.remote)).then_some(OdpDrop::ForeignSource)
         }
-        (PortKind::Tunnel, Place::Learned(_)) => Some(OdpDrop::ForeignSource),
-        (PortKind::Tunnel, Place::Unknown) => Some(OdpDrop::UnannouncedSource),
-        (PortKind::Local, Place::Unknown) => {
+        (By::Tunnel(_), Place::Learned(_)) => Some(OdpDrop::ForeignSource),
+        (By::Tunnel(_), Place::Unknown) => Some(OdpDrop::UnannouncedSource),
+        (By::Local, Place::Unknown) => {
             *flow = None;
             None
         }
-        (PortKind::Local, Place::Learned(at)) if at != frame.port => {
+        (By::Local, Place::Learned(at)) if at != frame.port => {
             *flow = None;
             None
         }
@@ -199,19 +215,20 @@ fn refuse_frame(
     }
 }
 
-fn forward(tables: &Tables, frame: &Frame, kind: PortKind, depends: &mut Vec<Change>) -> Verdict {
-    let from_overlay = kind != PortKind::Local;
+fn forward(tables: &Tables, frame: &Frame, arrived: Arrived, depends: &mut Vec<Change>) -> Verdict {
+    let vni = arrived.vni;
+    let from_overlay = arrived.by != By::Local;
     if frame.port == PORT_INTERNAL && is_report_group(frame.destination) {
-        return Verdict::Keep(everywhere(tables, frame, true, depends));
+        return Verdict::Keep(everywhere(tables, frame, vni, true, depends));
     }
     if is_group(frame.destination) {
-        return match everywhere(tables, frame, from_overlay, depends) {
+        return match everywhere(tables, frame, vni, from_overlay, depends) {
             outputs if outputs.is_empty() => Verdict::Drop(OdpDrop::NoReceiver),
             outputs => Verdict::Forward(outputs),
         };
     }
-    depends.push(Change::Mac(frame.destination));
-    match tables.place(frame.destination) {
+    depends.push(Change::Mac(vni, frame.destination));
+    match tables.place(vni, frame.destination) {
         Place::Pinned(Some(port)) | Place::Learned(port) if port == frame.port => {
             Verdict::Drop(OdpDrop::SamePort)
         }
@@ -221,34 +238,36 @@ fn forward(tables: &Tables, frame: &Frame, kind: PortKind, depends: &mut Vec<Cha
         Place::Pinned(None) => Verdict::Drop(OdpDrop::NoPath),
         Place::Remote(_) if from_overlay => Verdict::Drop(OdpDrop::NotHere),
         Place::Remote(peer) => {
-            depends.extend([Change::Peer(peer), Change::Overlay]);
-            match leave(tables, tables.via(peer)) {
+            depends.extend([Change::Peer(peer), Change::Tap(vni), Change::Tunnel]);
+            match leave(tables, vni, tables.via(peer)) {
                 Some(output) => Verdict::Forward(vec![output]),
                 None => Verdict::Drop(OdpDrop::NoPath),
             }
         }
-        Place::Unknown => match everywhere(tables, frame, from_overlay, depends) {
+        Place::Unknown => match everywhere(tables, frame, vni, from_overlay, depends) {
             outputs if outputs.is_empty() => Verdict::Drop(OdpDrop::NoReceiver),
             outputs => Verdict::Flood(outputs),
         },
     }
 }
 
-/// One copy for each place that a broadcast goes to.
+/// One copy for each place that a broadcast of this network goes to.
 fn everywhere(
     tables: &Tables,
     frame: &Frame,
+    vni: Vni,
     from_overlay: bool,
     depends: &mut Vec<Change>,
 ) -> Vec<Output> {
-    depends.push(Change::LocalPorts);
-    let others = tables.local_ports().filter(|port| *port != frame.port);
+    depends.push(Change::LocalPorts(vni));
+    let others = tables.local_ports(vni).filter(|port| *port != frame.port);
     let mut outputs: Vec<Output> = others.map(Output::Port).collect();
     if from_overlay {
         return outputs;
     }
-    depends.extend([Change::Broadcast, Change::Overlay]);
-    let mut copies: BTreeSet<Output> = tables.vias().filter_map(|via| leave(tables, via)).collect();
+    depends.extend([Change::Broadcast(vni), Change::Tap(vni), Change::Tunnel]);
+    let copies = tables.vias(vni).filter_map(|via| leave(tables, vni, via));
+    let mut copies: BTreeSet<Output> = copies.collect();
     if is_group(frame.destination) {
         limit(tables, frame, &mut copies, depends);
     }
@@ -268,13 +287,13 @@ fn limit(tables: &Tables, frame: &Frame, copies: &mut BTreeSet<Output>, depends:
     }
 }
 
-/// The copy for a peer.
-fn leave(tables: &Tables, via: Via) -> Option<Output> {
+/// The copy of a network's frame for a peer.
+fn leave(tables: &Tables, vni: Vni, via: Via) -> Option<Output> {
     match via {
         Via::None => None,
-        Via::Tap => tables.tap().map(Output::Port),
+        Via::Tap => tables.tap(vni).map(Output::Port),
         Via::Tunnel { remote, local } => {
-            let output = |port| Output::Tunnel { port, id: tables.vni, remote, local };
+            let output = |port| Output::Tunnel { port, id: u64::from(vni.0), remote, local };
             tables.tunnel().map(output)
         }
     }

@@ -1,8 +1,10 @@
 //! The ODP switch: the kernel's openvswitch module alone, driven by generic netlink, without an OVS
 //! daemon (`docs/design/kernel-engine.md`).
 //!
-//! A datapath named like the bridge in bridge mode holds the containers' devices and the vector engine's TAP.
-//! It also holds one VXLAN device that takes its peer from each packet. The first frame of a pair of MACs
+//! A datapath named like the bridge in bridge mode holds the containers' devices of all networks, and the vector
+//! engine's TAP of each network. It also holds one VXLAN device that takes its peer and its network from each
+//! packet. Networks are told apart by the port that a frame comes in by, and by the network identifier in
+//! the tunnel; every flow matches on both. The first frame of a pair of MACs
 //! comes up as an upcall. The daemon decides (`decide`), adds a flow for such frames, and forwards the frame.
 //! Every later frame stays in the kernel. The index records with each flow which entries its decision has
 //! read (`index`), so that a change touches exactly the flows that it concerns.
@@ -20,6 +22,7 @@ mod flow;
 mod index;
 mod limits;
 mod meters;
+mod networks;
 mod ports;
 mod socket;
 mod state;
@@ -42,7 +45,7 @@ pub use self::{
         COMMANDS_QUEUED_MAX, EVENTS_QUEUED_MAX, OdpInbox, OdpSwitch, PROBES_QUEUED_MAX,
         SWEEP_INTERVAL_S,
     },
-    tables::{LEARNED_AGE_MS, LEARNED_MAX, LEARNED_PER_PORT_MAX, MOVE_HOLD_MS, Via},
+    tables::{LEARNED_AGE_MS, LEARNED_MAX, LEARNED_PER_PORT_MAX, MOVE_HOLD_MS, NETWORKS_MAX, Via},
     worker::{FLOODS_PER_S_MAX, FLOWLESS_PER_S_MAX, PROBES_PER_S_MAX, REPAIR_INTERVAL_MS},
 };
 

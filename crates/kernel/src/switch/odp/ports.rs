@@ -2,6 +2,7 @@
 
 use netlink_packet_route::link::InfoKind;
 use rustix::io::Errno;
+use weft_path::Vni;
 
 use super::{
     api::{OdpEvent, OdpSpec},
@@ -197,7 +198,7 @@ impl Core {
         let kind = match self.wanted.get(&port.name) {
             Some(kind) => *kind,
             None if [VPORT_TYPE_NETDEV, VPORT_TYPE_INTERNAL].contains(&port.kind) => {
-                PortKind::Local
+                self.found_kind(port).await?
             }
             None => return Ok(()),
         };
@@ -210,6 +211,22 @@ impl Core {
         }
         self.tables.add_port(port.number, &port.name, kind);
         Ok(())
+    }
+
+    /// The kind of a port that nobody has asked for. Another program's is on the first network. One of ours,
+    /// which an earlier run left, may have been on any.
+    async fn found_kind(&mut self, port: &Vport) -> Result<PortKind, KernelError> {
+        if self.tables.port_number(&port.name) == Some(port.number)
+            && let Some(known) = self.tables.port_kind(port.number)
+        {
+            return Ok(known);
+        }
+        let link = self.kernel.socket().link(&port.name).await?;
+        if link.is_some_and(|link| !link.is_own()) {
+            return Ok(PortKind::Local(Vni(self.spec.vni)));
+        }
+        tracing::debug!(port = port.name, "a port of an earlier run waits for its network");
+        Ok(PortKind::Unclaimed)
     }
 
     /// Adds a wanted port again, if its device is there.
@@ -230,8 +247,8 @@ impl Core {
     }
 
     /// Makes a wanted device a port.
-    async fn plug(&mut self, name: &str) -> Result<(), KernelError> {
-        let kind = self.wanted.get(name).copied().unwrap_or(PortKind::Local);
+    pub(super) async fn plug(&mut self, name: &str) -> Result<(), KernelError> {
+        let kind = self.wanted.get(name).copied().unwrap_or(PortKind::Unclaimed);
         let kernel = self.kernel.clone();
         let socket = kernel.socket();
         if kind == PortKind::Tunnel {
@@ -282,32 +299,40 @@ impl Core {
         }
     }
 
-    pub(super) async fn add_port(&mut self, name: &str) -> Result<(), KernelError> {
-        let fresh = !self.wanted.contains_key(name);
-        if fresh {
-            self.wanted.insert(name.to_owned(), PortKind::Local);
+    pub(super) async fn add_port(&mut self, vni: u32, name: &str) -> Result<(), KernelError> {
+        let kind = PortKind::Local(self.network(vni)?);
+        let before = self.wanted.get(name).copied();
+        if before != Some(kind) && self.is_own(name) {
+            return Err(self.port_taken(name));
         }
-        if self.tables.port_number(name).is_some() {
-            return Ok(());
+        match self.tables.port_number(name) {
+            Some(number) if self.tables.port_kind(number) == Some(PortKind::Unclaimed) => {
+                self.tables.add_port(number, name, kind);
+            }
+            Some(number) if self.tables.port_kind(number) != Some(kind) => {
+                // Flows of the other network end with the old port's number.
+                self.tables.unpin_port(name);
+                self.unplug(number, name).await?;
+            }
+            _ => {}
         }
-        let plugged = self.plug(name).await;
+        self.wanted.insert(name.to_owned(), kind);
+        let plugged = match self.tables.port_number(name) {
+            Some(_) => Ok(()),
+            None => self.plug(name).await,
+        };
         match &plugged {
-            Ok(()) => {
-                self.missing.remove(name);
-                self.make_meters().await;
-                self.refresh().await;
-            }
-            Err(_) if fresh => {
-                self.wanted.remove(name);
-            }
+            Ok(()) => _ = self.missing.remove(name),
+            Err(_) if before.is_none() => _ = self.wanted.remove(name),
             Err(_) => {}
         }
+        self.make_meters().await;
+        self.refresh().await;
         plugged
     }
 
     pub(super) async fn remove_port(&mut self, name: &str) -> Result<bool, KernelError> {
-        let own = [&self.spec.name, &self.spec.tap, &self.spec.tunnel];
-        if own.iter().any(|own| *own == name) {
+        if self.is_own(name) {
             return Ok(false);
         }
         let wanted = self.wanted.remove(name).is_some();
@@ -322,7 +347,13 @@ impl Core {
         done.map(|()| wanted || number.is_some())
     }
 
-    async fn unplug(&mut self, number: u32, name: &str) -> Result<(), KernelError> {
+    /// Whether the switch itself needs this port: it is the host's, the tunnel's or a TAP.
+    fn is_own(&self, name: &str) -> bool {
+        name == self.spec.name
+            || matches!(self.wanted.get(name), Some(PortKind::Tap(_) | PortKind::Tunnel))
+    }
+
+    pub(super) async fn unplug(&mut self, number: u32, name: &str) -> Result<(), KernelError> {
         let request = delete_vport(self.families.vport, self.datapath, number);
         match self.requests.run(request).await {
             // It went with its device.
@@ -335,13 +366,9 @@ impl Core {
     }
 
     pub(super) async fn retain_ports(&mut self, names: &[String]) -> Result<usize, KernelError> {
-        let own = [self.spec.name.clone(), self.spec.tap.clone(), self.spec.tunnel.clone()];
-        let mut surplus: Vec<String> = Vec::new();
-        for (_, name) in self.tables.ports() {
-            if !names.iter().chain(&own).any(|kept| kept == name) {
-                surplus.push(name.to_owned());
-            }
-        }
+        let kept = |name: &&str| names.iter().any(|kept| kept == name) || self.is_own(name);
+        let surplus = self.tables.ports().map(|(_, name)| name).filter(|name| !kept(name));
+        let surplus: Vec<String> = surplus.map(str::to_owned).collect();
         let mut removed = 0;
         for name in surplus {
             let link = self.kernel.socket().link(&name).await?;

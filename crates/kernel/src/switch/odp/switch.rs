@@ -86,14 +86,41 @@ impl OdpSwitch {
         Ok((Self { name, commands, ended, groups }, OdpInbox { events, probes }))
     }
 
-    /// Makes a network device a local port, or does nothing if it already is one.
+    /// Carries the network with this VXLAN network identifier from now on. Its TAP, the vector engine's device,
+    /// becomes a port whenever it is there, and at once if it is there now. A network that the switch carries
+    /// already goes on, with this TAP instead of an earlier one.
     ///
     /// # Errors
-    /// [`KernelError::LinkMissing`]; [`KernelError::PortTaken`] if it is in another bridge or datapath;
-    /// [`KernelError::SwitchStopped`]. After an error the switch does not keep the port in its configuration.
-    pub async fn add_port(&self, name: &str) -> Result<(), KernelError> {
+    /// [`KernelError::TableFull`] beyond [`NETWORKS_MAX`](super::NETWORKS_MAX) networks, and
+    /// [`KernelError::NoNetwork`] for an identifier that no network can have. [`KernelError::PortTaken`] if the
+    /// TAP is another port of this switch. After [`KernelError::LinkMissing`], `PortTaken` for another bridge
+    /// or datapath, or the kernel's refusal, the network is there, and the switch keeps trying to add its TAP.
+    /// [`KernelError::SwitchStopped`].
+    pub async fn add_network(&self, vni: u32, tap: String) -> Result<(), KernelError> {
+        check_name(&tap)?;
+        self.ask(|reply| Command::AddNetwork(vni, tap, reply)).await
+    }
+
+    /// Removes a network. Its ports leave the datapath, and their devices stay; its endpoints, learned MACs and
+    /// flows are forgotten. False if there was no such network, or if it is the first, which stays.
+    ///
+    /// # Errors
+    /// [`KernelError::SwitchStopped`] or the kernel's refusal. The network is there then, without some of its
+    /// ports.
+    pub async fn remove_network(&self, vni: u32) -> Result<bool, KernelError> {
+        self.ask(|reply| Command::RemoveNetwork(vni, reply)).await
+    }
+
+    /// Makes a network device a local port of a network, or does nothing if it already is one. A local port of
+    /// another network moves.
+    ///
+    /// # Errors
+    /// [`KernelError::NoNetwork`]; [`KernelError::LinkMissing`]; [`KernelError::PortTaken`] if it is in another
+    /// bridge or datapath, or a TAP or the tunnel of this one; [`KernelError::SwitchStopped`]. After an error the
+    /// switch does not keep a port that it did not have before.
+    pub async fn add_port(&self, vni: u32, name: &str) -> Result<(), KernelError> {
         check_name(name)?;
-        self.ask(|reply| Command::AddPort(name.to_owned(), reply)).await
+        self.ask(|reply| Command::AddPort(vni, name.to_owned(), reply)).await
     }
 
     /// Removes a local port; its device stays, and the MACs fixed to it are forgotten. False if there was no
@@ -118,7 +145,8 @@ impl OdpSwitch {
     /// tables; only flows that depend on the changed entries were touched.
     ///
     /// # Errors
-    /// [`KernelError::SwitchStopped`].
+    /// [`KernelError::NoNetwork`] if an edit names a network that the switch does not carry; all other edits
+    /// are made. [`KernelError::SwitchStopped`].
     pub async fn apply(&self, edits: Vec<OdpEdit>) -> Result<(), KernelError> {
         self.ask(|reply| Command::Edit(edits, reply)).await
     }
@@ -139,26 +167,27 @@ impl OdpSwitch {
         self.apply(vec![OdpEdit::RemovePeer(peer)]).await
     }
 
-    /// Adds and removes endpoints behind peers; first those that go, then those that come.
+    /// Adds and removes endpoints of a network behind peers; first those that go, then those that come.
     ///
     /// # Errors
     /// As [`Self::apply`].
     pub async fn set_endpoints(
         &self,
+        vni: u32,
         add: &[(Mac, PeerId)],
         remove: &[Mac],
     ) -> Result<(), KernelError> {
-        let gone = remove.iter().map(|mac| OdpEdit::RemoveEndpoint(*mac));
-        let come = add.iter().map(|(mac, peer)| OdpEdit::Endpoint(*mac, *peer));
+        let gone = remove.iter().map(|mac| OdpEdit::RemoveEndpoint(vni, *mac));
+        let come = add.iter().map(|(mac, peer)| OdpEdit::Endpoint(vni, *mac, *peer));
         self.apply(gone.chain(come).collect()).await
     }
 
-    /// Fixes a MAC to a local port: [`OdpEdit::Local`].
+    /// Fixes a MAC of a network to a local port: [`OdpEdit::Local`].
     ///
     /// # Errors
     /// As [`Self::apply`].
-    pub async fn set_local(&self, mac: Mac, port: &str) -> Result<(), KernelError> {
-        self.apply(vec![OdpEdit::Local(mac, port.to_owned())]).await
+    pub async fn set_local(&self, vni: u32, mac: Mac, port: &str) -> Result<(), KernelError> {
+        self.apply(vec![OdpEdit::Local(vni, mac, port.to_owned())]).await
     }
 
     /// Sends an Ethernet frame to a host on the VXLAN network identifier of probes, through the same

@@ -9,10 +9,12 @@ use std::{
 };
 
 use weft_crypto::PeerId;
-use weft_path::Mac;
+use weft_path::{Mac, Vni};
 
 use super::limits::Limits;
 
+/// The most networks of one switch.
+pub const NETWORKS_MAX: usize = 256;
 /// The most MACs learned from one local port. A container's own MAC is pinned, so these are bridged or made
 /// up by it.
 pub const LEARNED_PER_PORT_MAX: usize = 256;
@@ -44,15 +46,27 @@ pub enum Via {
     },
 }
 
-/// The kind of port that a frame arrived by.
+/// The kind of port that a frame arrived by, with the network that the port belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum PortKind {
     /// A container's, the host's own, or one added by another program.
-    Local,
-    /// The vector engine's.
-    Tap,
-    /// The VXLAN tunnel's.
+    Local(Vni),
+    /// The vector engine's for this network.
+    Tap(Vni),
+    /// The VXLAN tunnel's, which all networks share.
     Tunnel,
+    /// One of ours that an earlier run left. Nothing passes it until somebody says what it is.
+    Unclaimed,
+}
+
+impl PortKind {
+    /// The network of all frames that arrive by such a port, if the port has one.
+    pub(super) fn network(self) -> Option<Vni> {
+        match self {
+            Self::Local(vni) | Self::Tap(vni) => Some(vni),
+            Self::Tunnel | Self::Unclaimed => None,
+        }
+    }
 }
 
 /// An entry that a decision has read.
@@ -60,23 +74,27 @@ pub(super) enum PortKind {
 pub(super) enum Change {
     /// The port of this number: whether it is there and of what kind.
     Port(u32),
-    /// The set of local ports.
-    LocalPorts,
-    /// The number of the tunnel's or the TAP's port.
-    Overlay,
-    /// The place of a MAC.
-    Mac(Mac),
+    /// Whether the switch carries this network.
+    Network(Vni),
+    /// The set of a network's local ports.
+    LocalPorts(Vni),
+    /// The number of the tunnel's port.
+    Tunnel,
+    /// The number of a network's TAP port.
+    Tap(Vni),
+    /// The place of a MAC in a network.
+    Mac(Vni, Mac),
     /// How frames for a peer leave.
     Peer(PeerId),
-    /// The receivers of broadcasts.
-    Broadcast,
+    /// The receivers of a network's broadcasts.
+    Broadcast(Vni),
     /// Whether tunnel packets from this address are accepted.
     Source(IpAddr),
     /// How many frames to groups this port may send to peers.
     Limit(u32),
 }
 
-/// The place of a MAC.
+/// The place of a MAC in a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     Unknown,
@@ -116,21 +134,26 @@ struct Port {
     kind: PortKind,
 }
 
-/// The tables of one switch.
+#[derive(Debug, Clone, Default)]
+struct Network {
+    tap: Option<u32>,
+    /// The peers on the tunnel that get its broadcasts; `None` for all.
+    receivers: Option<BTreeSet<PeerId>>,
+}
+
+/// The tables of one switch. Networks may have the same MACs, so each MAC stands with its network.
 #[derive(Debug, Clone)]
 pub(super) struct Tables {
-    /// The network's VXLAN network identifier.
-    pub(super) vni: u64,
+    networks: BTreeMap<Vni, Network>,
     ports: BTreeMap<u32, Port>,
     numbers: HashMap<String, u32>,
     /// The number that was last given to a new port.
     last_number: u32,
-    tap: Option<u32>,
     tunnel: Option<u32>,
-    pinned: HashMap<Mac, String>,
-    learned: HashMap<Mac, Learned>,
+    pinned: HashMap<(Vni, Mac), String>,
+    learned: HashMap<(Vni, Mac), Learned>,
     learned_of: HashMap<u32, usize>,
-    remote: HashMap<Mac, PeerId>,
+    remote: HashMap<(Vni, Mac), PeerId>,
     peers: BTreeMap<PeerId, Peer>,
     sources: HashMap<IpAddr, usize>,
     limits: Limits,
@@ -138,13 +161,13 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    pub(super) fn new(vni: u64) -> Self {
+    /// The tables of a switch with this network. All peers get its broadcasts.
+    pub(super) fn new(first: Vni) -> Self {
         Self {
-            vni,
+            networks: [(first, Network::default())].into(),
             ports: BTreeMap::new(),
             numbers: HashMap::new(),
             last_number: 0,
-            tap: None,
             tunnel: None,
             pinned: HashMap::new(),
             learned: HashMap::new(),
@@ -162,8 +185,46 @@ impl Tables {
         std::mem::take(&mut self.changes)
     }
 
+    /// The switch carries this network from now on. No peer gets its broadcasts yet.
+    pub(super) fn add_network(&mut self, vni: Vni) {
+        if self.has_network(vni) {
+            return;
+        }
+        let new = Network { tap: None, receivers: Some(BTreeSet::new()) };
+        self.networks.insert(vni, new);
+        self.changes.insert(Change::Network(vni));
+    }
+
+    /// Forgets a network with its ports and all that is known about its MACs.
+    pub(super) fn remove_network(&mut self, vni: Vni) {
+        if self.networks.remove(&vni).is_none() {
+            return;
+        }
+        self.changes.insert(Change::Network(vni));
+        // What was learned goes with the ports.
+        for (number, _) in self.ports_of(vni) {
+            self.remove_port(number);
+        }
+        for mac in macs_of(self.pinned.keys(), vni) {
+            self.pin(vni, mac, None);
+        }
+        for mac in macs_of(self.remote.keys(), vni) {
+            self.set_remote(vni, mac, None);
+        }
+    }
+
+    /// The peers on the tunnel that get a network's broadcasts; `None` for all.
+    pub(super) fn set_receivers(&mut self, vni: Vni, receivers: Option<BTreeSet<PeerId>>) {
+        if let Some(network) = self.networks.get_mut(&vni)
+            && network.receivers != receivers
+        {
+            network.receivers = receivers;
+            self.changes.insert(Change::Broadcast(vni));
+        }
+    }
+
     /// A number for a new port. Numbers are given in turn: flows may still name one that has just become
-    /// free, and would send frames to the new port.
+    /// free, and would send frames of another network to the new port.
     pub(super) fn next_number(&mut self) -> u32 {
         for _ in 0..PORT_NUMBER_MAX {
             self.last_number = self.last_number % PORT_NUMBER_MAX + 1;
@@ -186,9 +247,10 @@ impl Tables {
         self.numbers.insert(name.to_owned(), number);
         self.ports.insert(number, Port { name: name.to_owned(), kind });
         match kind {
-            PortKind::Tap => self.tap = Some(number),
+            PortKind::Tap(vni) => self.set_tap(vni, |_| Some(number)),
             PortKind::Tunnel => self.tunnel = Some(number),
-            PortKind::Local => self.limits.add(number),
+            PortKind::Local(_) => self.limits.add(number),
+            PortKind::Unclaimed => {}
         }
         self.port_changed(number, name, kind);
     }
@@ -200,54 +262,65 @@ impl Tables {
             self.numbers.remove(&port.name);
         }
         self.limits.remove(number);
-        self.tap = self.tap.filter(|tap| *tap != number);
+        if let PortKind::Tap(vni) = port.kind {
+            self.set_tap(vni, |tap| tap.filter(|tap| *tap != number));
+        }
         self.tunnel = self.tunnel.filter(|tunnel| *tunnel != number);
         let gone = self.learned.iter().filter(|(_, learned)| learned.port == number);
-        for mac in gone.map(|(mac, _)| *mac).collect::<Vec<_>>() {
-            self.unlearn(mac);
+        for (vni, mac) in gone.map(|(at, _)| *at).collect::<Vec<_>>() {
+            self.unlearn(vni, mac);
         }
         self.port_changed(number, &port.name, port.kind);
     }
 
-    fn port_changed(&mut self, number: u32, name: &str, kind: PortKind) {
-        self.changes.insert(Change::Port(number));
-        self.changes.insert(match kind {
-            PortKind::Local => Change::LocalPorts,
-            PortKind::Tap | PortKind::Tunnel => Change::Overlay,
-        });
-        let pinned = self.pinned.iter().filter(|(_, port)| *port == name);
-        self.changes.extend(pinned.map(|(mac, _)| Change::Mac(*mac)));
+    fn set_tap(&mut self, vni: Vni, set: impl FnOnce(Option<u32>) -> Option<u32>) {
+        if let Some(network) = self.networks.get_mut(&vni) {
+            network.tap = set(network.tap);
+        }
     }
 
-    /// This MAC is on the port of this name and nowhere else, or no longer (`None`).
-    pub(super) fn pin(&mut self, mac: Mac, port: Option<&str>) {
+    fn port_changed(&mut self, number: u32, name: &str, kind: PortKind) {
+        self.changes.insert(Change::Port(number));
+        self.changes.extend(match kind {
+            PortKind::Local(vni) => Some(Change::LocalPorts(vni)),
+            PortKind::Tap(vni) => Some(Change::Tap(vni)),
+            PortKind::Tunnel => Some(Change::Tunnel),
+            PortKind::Unclaimed => None,
+        });
+        let pinned = self.pinned.iter().filter(|(_, port)| *port == name);
+        self.changes.extend(pinned.map(|((vni, mac), _)| Change::Mac(*vni, *mac)));
+    }
+
+    /// This MAC of a network is on the port of this name and nowhere else, or no longer (`None`). A port of
+    /// another network counts as missing.
+    pub(super) fn pin(&mut self, vni: Vni, mac: Mac, port: Option<&str>) {
         let before = match port {
-            Some(port) => self.pinned.insert(mac, port.to_owned()),
-            None => self.pinned.remove(&mac),
+            Some(port) => self.pinned.insert((vni, mac), port.to_owned()),
+            None => self.pinned.remove(&(vni, mac)),
         };
         if before.as_deref() != port {
-            self.unlearn(mac);
-            self.changes.insert(Change::Mac(mac));
+            self.unlearn(vni, mac);
+            self.changes.insert(Change::Mac(vni, mac));
         }
     }
 
     /// Forgets the MACs pinned to a port.
     pub(super) fn unpin_port(&mut self, name: &str) {
         let pinned = self.pinned.iter().filter(|(_, port)| *port == name);
-        for mac in pinned.map(|(mac, _)| *mac).collect::<Vec<_>>() {
-            self.pin(mac, None);
+        for (vni, mac) in pinned.map(|(at, _)| *at).collect::<Vec<_>>() {
+            self.pin(vni, mac, None);
         }
     }
 
-    /// This MAC is behind a peer, or no longer.
-    pub(super) fn set_remote(&mut self, mac: Mac, peer: Option<PeerId>) {
+    /// This MAC of a network is behind a peer, or no longer.
+    pub(super) fn set_remote(&mut self, vni: Vni, mac: Mac, peer: Option<PeerId>) {
         let before = match peer {
-            Some(peer) => self.remote.insert(mac, peer),
-            None => self.remote.remove(&mac),
+            Some(peer) => self.remote.insert((vni, mac), peer),
+            None => self.remote.remove(&(vni, mac)),
         };
         if before != peer {
-            self.unlearn(mac);
-            self.changes.insert(Change::Mac(mac));
+            self.unlearn(vni, mac);
+            self.changes.insert(Change::Mac(vni, mac));
         }
     }
 
@@ -272,8 +345,8 @@ impl Tables {
         self.edit_peer(id, |peer| *peer = Peer::default());
         self.peers.remove(&id);
         let behind = self.remote.iter().filter(|(_, peer)| **peer == id);
-        for mac in behind.map(|(mac, _)| *mac).collect::<Vec<_>>() {
-            self.set_remote(mac, None);
+        for (vni, mac) in behind.map(|(at, _)| *at).collect::<Vec<_>>() {
+            self.set_remote(vni, mac, None);
         }
     }
 
@@ -284,7 +357,10 @@ impl Tables {
         let after = peer.clone();
         if before.via != after.via {
             self.changes.insert(Change::Peer(id));
-            self.changes.insert(Change::Broadcast);
+            let by_tap = [before.via, after.via].contains(&Via::Tap);
+            let concerned = |(_, network): &(&Vni, &Network)| by_tap || network.tells(id);
+            let concerned = self.networks.iter().filter(concerned);
+            self.changes.extend(concerned.map(|(vni, _)| Change::Broadcast(*vni)));
         }
         for address in after.accepts() {
             *self.sources.entry(address).or_default() += 1;
@@ -300,14 +376,15 @@ impl Tables {
         }
     }
 
-    /// Learns that a frame from `mac` arrived by a local port. False if the MAC is not learned there: it
-    /// belongs elsewhere, moved a moment ago, or there are too many.
+    /// Learns that a frame from `mac` arrived by a local port, whose network it is in. False if the MAC is not
+    /// learned there: it belongs elsewhere, moved a moment ago, or there are too many.
     pub(super) fn learn(&mut self, mac: Mac, port: u32, now_ms: u64) -> bool {
-        match self.place(mac) {
+        let Some(PortKind::Local(vni)) = self.port_kind(port) else { return false };
+        match self.place(vni, mac) {
             Place::Pinned(at) => return at == Some(port),
             Place::Remote(_) => return false,
             Place::Learned(at) if at == port => {
-                if let Some(learned) = self.learned.get_mut(&mac) {
+                if let Some(learned) = self.learned.get_mut(&(vni, mac)) {
                     learned.seen_ms = now_ms;
                 }
                 return true;
@@ -317,52 +394,53 @@ impl Tables {
         let held = |learned: &Learned| now_ms < learned.since_ms.saturating_add(MOVE_HOLD_MS);
         let here = self.learned_of.get(&port).copied().unwrap_or_default();
         let full = here >= LEARNED_PER_PORT_MAX || self.learned.len() >= LEARNED_MAX;
-        if is_group(mac) || full || self.learned.get(&mac).is_some_and(held) {
+        if is_group(mac) || full || self.learned.get(&(vni, mac)).is_some_and(held) {
             return false;
         }
-        self.unlearn(mac);
-        self.learned.insert(mac, Learned { port, since_ms: now_ms, seen_ms: now_ms });
+        self.unlearn(vni, mac);
+        self.learned.insert((vni, mac), Learned { port, since_ms: now_ms, seen_ms: now_ms });
         *self.learned_of.entry(port).or_default() += 1;
-        self.changes.insert(Change::Mac(mac));
+        self.changes.insert(Change::Mac(vni, mac));
         true
     }
 
     /// Forgets learned MACs that have been silent too long; `busy` returns which still have flows.
-    pub(super) fn age(&mut self, now_ms: u64, busy: impl Fn(Mac) -> bool) {
+    pub(super) fn age(&mut self, now_ms: u64, busy: impl Fn(Vni, Mac) -> bool) {
         let mut silent = Vec::new();
-        for (mac, learned) in &mut self.learned {
-            if busy(*mac) {
+        for ((vni, mac), learned) in &mut self.learned {
+            if busy(*vni, *mac) {
                 learned.seen_ms = now_ms;
             } else if now_ms >= learned.seen_ms.saturating_add(LEARNED_AGE_MS) {
-                silent.push(*mac);
+                silent.push((*vni, *mac));
             }
         }
-        for mac in silent {
-            self.unlearn(mac);
+        for (vni, mac) in silent {
+            self.unlearn(vni, mac);
         }
     }
 
-    fn unlearn(&mut self, mac: Mac) {
-        let Some(learned) = self.learned.remove(&mac) else { return };
+    fn unlearn(&mut self, vni: Vni, mac: Mac) {
+        let Some(learned) = self.learned.remove(&(vni, mac)) else { return };
         if let Some(count) = self.learned_of.get_mut(&learned.port) {
             *count -= 1;
             if *count == 0 {
                 self.learned_of.remove(&learned.port);
             }
         }
-        self.changes.insert(Change::Mac(mac));
+        self.changes.insert(Change::Mac(vni, mac));
     }
 
-    /// The place of a MAC. A MAC attached here is here, regardless of other hosts' claims. A frame never moves
-    /// another host's MAC to this host.
-    pub(super) fn place(&self, mac: Mac) -> Place {
-        if let Some(name) = self.pinned.get(&mac) {
-            return Place::Pinned(self.numbers.get(name).copied());
+    /// The place of a MAC in a network. A MAC attached here is here, regardless of other hosts' claims. A frame
+    /// never moves another host's MAC to this host.
+    pub(super) fn place(&self, vni: Vni, mac: Mac) -> Place {
+        if let Some(name) = self.pinned.get(&(vni, mac)) {
+            let of_network = |port: &u32| self.port_kind(*port) == Some(PortKind::Local(vni));
+            return Place::Pinned(self.port_number(name).filter(of_network));
         }
-        if let Some(peer) = self.remote.get(&mac) {
+        if let Some(peer) = self.remote.get(&(vni, mac)) {
             return Place::Remote(*peer);
         }
-        self.learned.get(&mac).map_or(Place::Unknown, |learned| Place::Learned(learned.port))
+        self.learned.get(&(vni, mac)).map_or(Place::Unknown, |learned| Place::Learned(learned.port))
     }
 
     pub(super) fn port_kind(&self, number: u32) -> Option<PortKind> {
@@ -377,14 +455,29 @@ impl Tables {
         self.ports.iter().map(|(number, port)| (*number, port.name.as_str()))
     }
 
-    /// The local ports by number.
-    pub(super) fn local_ports(&self) -> impl Iterator<Item = u32> + '_ {
-        let local = |(_, port): &(&u32, &Port)| port.kind == PortKind::Local;
+    /// The ports of a network, without the tunnel's.
+    pub(super) fn ports_of(&self, vni: Vni) -> Vec<(u32, String)> {
+        let of = |(_, port): &(&u32, &Port)| port.kind.network() == Some(vni);
+        let of = self.ports.iter().filter(of);
+        of.map(|(number, port)| (*number, port.name.clone())).collect()
+    }
+
+    /// A network's local ports by number.
+    pub(super) fn local_ports(&self, vni: Vni) -> impl Iterator<Item = u32> + '_ {
+        let local = move |(_, port): &(&u32, &Port)| port.kind == PortKind::Local(vni);
         self.ports.iter().filter(local).map(|(number, _)| *number)
     }
 
-    pub(super) fn tap(&self) -> Option<u32> {
-        self.tap
+    pub(super) fn has_network(&self, vni: Vni) -> bool {
+        self.networks.contains_key(&vni)
+    }
+
+    pub(super) fn networks_len(&self) -> usize {
+        self.networks.len()
+    }
+
+    pub(super) fn tap(&self, vni: Vni) -> Option<u32> {
+        self.networks.get(&vni)?.tap
     }
 
     pub(super) fn tunnel(&self) -> Option<u32> {
@@ -395,9 +488,14 @@ impl Tables {
         self.peers.get(&peer).map(|peer| peer.via).unwrap_or_default()
     }
 
-    /// How each peer's frames leave.
-    pub(super) fn vias(&self) -> impl Iterator<Item = Via> + '_ {
-        self.peers.values().map(|peer| peer.via)
+    /// How broadcasts of a network leave for each of their receivers. The vector engine knows which of its peers
+    /// get them, so each of these counts.
+    pub(super) fn vias(&self, vni: Vni) -> impl Iterator<Item = Via> + '_ {
+        let network = self.networks.get(&vni);
+        let told = move |(id, peer): &(&PeerId, &Peer)| {
+            network.is_some_and(|network| peer.via == Via::Tap || network.tells(**id))
+        };
+        self.peers.iter().filter(told).map(|(_, peer)| peer.via)
     }
 
     /// Whether tunnel packets from this address belong to a peer.
@@ -428,6 +526,17 @@ impl Tables {
     pub(super) fn learned_len(&self) -> usize {
         self.learned.len()
     }
+}
+
+impl Network {
+    /// Whether a peer on the tunnel gets its broadcasts.
+    fn tells(&self, peer: PeerId) -> bool {
+        self.receivers.as_ref().is_none_or(|receivers| receivers.contains(&peer))
+    }
+}
+
+fn macs_of<'a>(keys: impl Iterator<Item = &'a (Vni, Mac)>, vni: Vni) -> Vec<Mac> {
+    keys.filter(|(of, _)| *of == vni).map(|(_, mac)| *mac).collect()
 }
 
 /// Whether this address names a group of hosts.

@@ -85,11 +85,12 @@ impl Worker {
         let families = requests.families().await?;
         join(&notices, &families)?;
         let found = ports::open_datapath(kernel, &spec, &mut requests, &families).await?;
-        let mut tables = Tables::new(u64::from(spec.vni));
-        tables.pin(Mac(spec.mac), Some(&spec.name));
+        let first = Vni(spec.vni);
+        let mut tables = Tables::new(first);
+        tables.pin(first, Mac(spec.mac), Some(&spec.name));
         let wanted = [
-            (spec.name.clone(), PortKind::Local),
-            (spec.tap.clone(), PortKind::Tap),
+            (spec.name.clone(), PortKind::Local(first)),
+            (spec.tap.clone(), PortKind::Tap(first)),
             (spec.tunnel.clone(), PortKind::Tunnel),
         ];
         let mut core = Core {
@@ -180,11 +181,12 @@ impl Core {
     async fn command(&mut self, command: Command, sweep: &mut Sweep) -> Next {
         // A caller that no longer waits for its answer has no use for it.
         match command {
-            Command::Edit(edits, reply) => {
-                self.edit(edits).await;
-                let _ = reply.send(Ok(()));
+            Command::Edit(edits, reply) => _ = reply.send(self.edit(edits).await),
+            Command::AddNetwork(vni, tap, reply) => {
+                _ = reply.send(self.add_network(vni, &tap).await);
             }
-            Command::AddPort(name, reply) => _ = reply.send(self.add_port(&name).await),
+            Command::RemoveNetwork(vni, reply) => _ = reply.send(self.remove_network(vni).await),
+            Command::AddPort(vni, name, reply) => _ = reply.send(self.add_port(vni, &name).await),
             Command::RemovePort(name, reply) => _ = reply.send(self.remove_port(&name).await),
             Command::RetainPorts(names, reply) => _ = reply.send(self.retain_ports(&names).await),
             Command::Reconcile(reply) => _ = reply.send(self.reconcile_all().await),
@@ -209,19 +211,37 @@ impl Core {
         Next::Serve
     }
 
-    async fn edit(&mut self, edits: Vec<OdpEdit>) {
+    /// Makes all edits that are possible; the first that is not gives the error.
+    async fn edit(&mut self, edits: Vec<OdpEdit>) -> Result<(), KernelError> {
+        let mut done = Ok(());
         for edit in edits {
-            match edit {
-                OdpEdit::Peer(peer, via) => self.tables.set_peer(peer, via),
-                OdpEdit::Sources(peer, sources) => self.tables.set_sources(peer, &sources),
-                OdpEdit::RemovePeer(peer) => self.tables.remove_peer(peer),
-                OdpEdit::Endpoint(mac, peer) => self.tables.set_remote(mac, Some(peer)),
-                OdpEdit::RemoveEndpoint(mac) => self.tables.set_remote(mac, None),
-                OdpEdit::Local(mac, port) => self.tables.pin(mac, Some(&port)),
-                OdpEdit::RemoveLocal(mac) => self.tables.pin(mac, None),
-            }
+            let this = self.edit_one(edit);
+            done = done.and(this);
         }
         self.refresh().await;
+        done
+    }
+
+    fn edit_one(&mut self, edit: OdpEdit) -> Result<(), KernelError> {
+        match edit {
+            OdpEdit::Peer(peer, via) => self.tables.set_peer(peer, via),
+            OdpEdit::Sources(peer, sources) => self.tables.set_sources(peer, &sources),
+            OdpEdit::RemovePeer(peer) => self.tables.remove_peer(peer),
+            OdpEdit::Endpoint(vni, mac, peer) => {
+                self.tables.set_remote(self.network(vni)?, mac, Some(peer));
+            }
+            OdpEdit::RemoveEndpoint(vni, mac) => {
+                self.tables.set_remote(self.network(vni)?, mac, None);
+            }
+            OdpEdit::Broadcast(vni, peers) => {
+                self.tables.set_receivers(self.network(vni)?, peers);
+            }
+            OdpEdit::Local(vni, mac, port) => {
+                self.tables.pin(self.network(vni)?, mac, Some(&port));
+            }
+            OdpEdit::RemoveLocal(vni, mac) => self.tables.pin(self.network(vni)?, mac, None),
+        }
+        Ok(())
     }
 
     async fn send_probe(
@@ -293,7 +313,7 @@ impl Core {
     async fn upcall(&mut self, upcall: &Upcall<'_>) {
         let (frame, now_ms) = (upcall.frame, self.now_ms());
         self.counters.upcalls += 1;
-        let local = self.tables.port_kind(frame.port) == Some(PortKind::Local);
+        let local = matches!(self.tables.port_kind(frame.port), Some(PortKind::Local(_)));
         if local {
             self.tables.learn(frame.source, frame.port, now_ms);
             self.refresh().await;
@@ -480,7 +500,7 @@ impl Core {
             self.change(edit).await;
         }
         let (now_ms, index) = (self.now_ms(), &self.index);
-        self.tables.age(now_ms, |mac| index.reads(Change::Mac(mac)));
+        self.tables.age(now_ms, |vni, mac| index.reads(Change::Mac(vni, mac)));
         self.refresh().await;
     }
 }

@@ -89,6 +89,7 @@ fn a_tunnels_key_reads_back() {
             let (_, _, list) = flow_parts(request);
             let flow = theirs::FlowAttrs::new(&list);
             let (key, mask) = (flow.get_key().unwrap(), flow.get_mask().unwrap());
+            assert_eq!((key.get_in_port().unwrap(), mask.get_in_port().unwrap()), (3, u32::MAX));
             let bits = if wide { [0; 6] } else { [0xff; 6] };
             assert_eq!(mask.get_ethernet().unwrap().eth_src, bits);
             let (key, mask) = (key.get_tunnel().unwrap(), mask.get_tunnel().unwrap());

@@ -1,7 +1,7 @@
 //! How many frames to groups go into tunnels.
 
 use weft_crypto::PeerId;
-use weft_path::Mac;
+use weft_path::{Mac, Vni};
 
 use crate::switch::odp::{
     decide::{Verdict, decide},
@@ -99,14 +99,17 @@ fn frames_in_parts_are_counted_by_the_daemon() {
 
 /// A host with its own port and a container's, and a peer by each engine.
 fn host() -> Tables {
-    let mut tables = Tables::new(1);
-    for (number, kind) in
-        [(0, PortKind::Local), (1, PortKind::Local), (4, PortKind::Tap), (5, PortKind::Tunnel)]
-    {
+    let mut tables = Tables::new(Vni::WEFT);
+    for (number, kind) in [
+        (0, PortKind::Local(Vni::WEFT)),
+        (1, PortKind::Local(Vni::WEFT)),
+        (4, PortKind::Tap(Vni::WEFT)),
+        (5, PortKind::Tunnel),
+    ] {
         tables.add_port(number, &format!("port{number}"), kind);
     }
     for number in [0, 1] {
-        tables.pin(source(number), Some(&format!("port{number}")));
+        tables.pin(Vni::WEFT, source(number), Some(&format!("port{number}")));
         tables.edit_limits(|limits| {
             limits.made(number);
             [number]

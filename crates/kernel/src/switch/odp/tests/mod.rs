@@ -4,4 +4,5 @@
 mod codec;
 mod flows;
 mod limits;
+mod networks;
 mod world;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use weft_crypto::PeerId;
-use weft_path::Mac;
+use weft_path::{Mac, Vni};
 
 use crate::switch::odp::{
     decide::{OdpDrop, Verdict, decide},
@@ -43,18 +43,18 @@ fn via(host: u8) -> Via {
 
 /// The tables of a host that reaches each other one by `vias`.
 fn tables(host: u8, vias: &BTreeMap<u8, Via>) -> Tables {
-    let mut tables = Tables::new(1);
+    let mut tables = Tables::new(Vni::WEFT);
     for port in LOCAL {
-        tables.add_port(port, &format!("port{port}"), PortKind::Local);
-        tables.pin(mac(host, port), Some(&format!("port{port}")));
+        tables.add_port(port, &format!("port{port}"), PortKind::Local(Vni::WEFT));
+        tables.pin(Vni::WEFT, mac(host, port), Some(&format!("port{port}")));
     }
-    tables.add_port(TAP, "tap", PortKind::Tap);
+    tables.add_port(TAP, "tap", PortKind::Tap(Vni::WEFT));
     tables.add_port(TUNNEL, "tunnel", PortKind::Tunnel);
     for (other, via) in vias {
         tables.set_sources(peer(*other), &[address(*other)]);
         tables.set_peer(peer(*other), *via);
         for port in LOCAL {
-            tables.set_remote(mac(*other, port), Some(peer(*other)));
+            tables.set_remote(Vni::WEFT, mac(*other, port), Some(peer(*other)));
         }
     }
     tables
@@ -210,7 +210,7 @@ fn tunnel_packets_come_from_peers_on_the_network_alone() {
     let wide = FlowKey::Tunnel { port: TUNNEL, tunnel };
     assert_eq!(decision.flow, Some(wide), "one flow for all that a stranger sends");
     let other = from_tunnel(2, 1, 2, mac(2, 1), mac(1, 1));
-    assert_eq!(dropped(&tables, other), Some(OdpDrop::WrongNetwork));
+    assert_eq!(dropped(&tables, other), Some(OdpDrop::UnknownNetwork));
     // A plain frame by the tunnel's port cannot be.
     let bare = frame(TUNNEL, mac(2, 1), mac(1, 1));
     assert_eq!(dropped(&tables, bare), Some(OdpDrop::UnknownSource));
@@ -239,9 +239,9 @@ fn a_peer_sends_from_its_own_macs_alone() {
     let frame = from_tunnel(2, 1, 1, new, to);
     let decision = decide(&tables, &frame);
     assert_eq!(decision.verdict, Verdict::Drop(OdpDrop::UnannouncedSource));
-    assert!(decision.flow.is_some() && decision.depends.contains(&Change::Mac(new)));
-    tables.set_remote(new, Some(peer(2)));
-    assert!(tables.take_changes().contains(&Change::Mac(new)));
+    assert!(decision.flow.is_some() && decision.depends.contains(&Change::Mac(Vni::WEFT, new)));
+    tables.set_remote(Vni::WEFT, new, Some(peer(2)));
+    assert!(tables.take_changes().contains(&Change::Mac(Vni::WEFT, new)));
     assert_eq!(verdict(&tables, frame), Verdict::Forward(vec![Output::Port(1)]));
     assert_eq!(dropped(&tables, from_tunnel(3, 1, 1, new, to)), Some(OdpDrop::ForeignSource));
     // A MAC made up by a container here is not a peer's either.
@@ -288,12 +288,12 @@ fn a_mac_is_not_drawn_to_a_port_that_it_is_not_on() {
     // From outside under a MAC that is attached here.
     let spoofed = from_tunnel(2, 1, 1, mac(1, 1), mac(1, 2));
     assert_eq!(dropped(&tables, spoofed), Some(OdpDrop::ForeignSource));
-    assert_eq!(tables.place(mac(2, 1)), Place::Remote(peer(2)));
+    assert_eq!(tables.place(Vni::WEFT, mac(2, 1)), Place::Remote(peer(2)));
     // An attachment takes precedence over another host's claim, until it ends.
-    tables.pin(mac(2, 1), Some("port1"));
-    assert_eq!(tables.place(mac(2, 1)), Place::Pinned(Some(1)));
+    tables.pin(Vni::WEFT, mac(2, 1), Some("port1"));
+    assert_eq!(tables.place(Vni::WEFT, mac(2, 1)), Place::Pinned(Some(1)));
     tables.unpin_port("port1");
-    assert_eq!(tables.place(mac(2, 1)), Place::Remote(peer(2)));
+    assert_eq!(tables.place(Vni::WEFT, mac(2, 1)), Place::Remote(peer(2)));
 }
 
 #[test]
@@ -308,10 +308,10 @@ fn learning_is_bounded_and_does_not_flap() {
     assert!(!tables.learn(unknown, 2, MOVE_HOLD_MS - 1), "it moved a moment ago");
     assert_eq!(decide(&tables, &frame(2, unknown, mac(1, 1))).flow, None);
     assert!(tables.learn(unknown, 2, MOVE_HOLD_MS));
-    assert_eq!(tables.place(unknown), Place::Learned(2));
+    assert_eq!(tables.place(Vni::WEFT, unknown), Place::Learned(2));
     // A learned MAC is forgotten here when a peer announces it.
-    tables.set_remote(unknown, Some(peer(3)));
-    assert_eq!(tables.place(unknown), Place::Remote(peer(3)));
+    tables.set_remote(Vni::WEFT, unknown, Some(peer(3)));
+    assert_eq!(tables.place(Vni::WEFT, unknown), Place::Remote(peer(3)));
     assert_eq!(tables.learned_len(), 0);
     assert!(!tables.learn(BROADCAST, 1, 0));
 
@@ -322,7 +322,7 @@ fn learning_is_bounded_and_does_not_flap() {
     let learned = (0..1_000).filter(|number| tables.learn(nth(*number), 1, 0)).count();
     assert_eq!(learned, LEARNED_PER_PORT_MAX);
     for port in 100..200 {
-        tables.add_port(port, &format!("port{port}"), PortKind::Local);
+        tables.add_port(port, &format!("port{port}"), PortKind::Local(Vni::WEFT));
         for number in 0..LEARNED_PER_PORT_MAX {
             tables.learn(nth(port as usize * 300 + number), port, 0);
         }
@@ -331,9 +331,9 @@ fn learning_is_bounded_and_does_not_flap() {
     tables.remove_port(1);
     assert_eq!(tables.learned_len(), LEARNED_MAX - LEARNED_PER_PORT_MAX);
     let busy = nth(100 * 300);
-    tables.age(LEARNED_AGE_MS - 1, |_| false);
+    tables.age(LEARNED_AGE_MS - 1, |_, _| false);
     assert_eq!(tables.learned_len(), LEARNED_MAX - LEARNED_PER_PORT_MAX);
-    tables.age(LEARNED_AGE_MS, |mac| mac == busy);
+    tables.age(LEARNED_AGE_MS, |_, mac| mac == busy);
     assert_eq!(tables.learned_len(), 1);
 }
 
@@ -387,7 +387,7 @@ fn a_number_that_has_become_free_is_not_the_next() {
     let taken: BTreeSet<u32> = tables.ports().map(|(number, _)| number).collect();
     let first = tables.next_number();
     assert!(!taken.contains(&first));
-    tables.add_port(first, "new", PortKind::Local);
+    tables.add_port(first, "new", PortKind::Local(Vni::WEFT));
     tables.remove_port(first);
     let mut given = BTreeSet::from([first]);
     for _ in 0..60_000 {
