@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use ipnet::IpNet;
@@ -17,12 +17,12 @@ use weft_crypto::PeerId;
 use weft_engine::{Engine, EngineConfig};
 use weft_kernel::engine::{
     DATA_CHANNEL_PORT, ENCAPSULATION_PORT, KernelEngine, KernelEngineConfig, SocketKeeper,
-    SwitchKind, probe_mac,
+    probe_mac,
 };
-use weft_kernel::{ForwardRule, HostRoute, Kernel, LinkEvent};
+use weft_kernel::{HostRoute, Kernel, LinkEvent};
 use weft_link::{Admission, Identity, Links, Secret, Target};
 use weft_mesh::{Founding, Mesh};
-use weft_path::{Mac, Paths};
+use weft_path::{Mac, Paths, Vni};
 use zeroize::Zeroizing;
 
 use crate::StartError;
@@ -30,11 +30,12 @@ use crate::config::{EngineChoice, FormatChoice, Settings, keylog};
 use crate::core::control::Control;
 use crate::core::engines::{Engines, Offers};
 use crate::core::events::{self, Events, Lost};
+use crate::core::networks;
 use crate::core::remote_macs::RemoteMacs;
 use crate::core::saving::Saving;
 use crate::core::targets::{TARGETS_FILE, Targets};
 use crate::core::unheard::Unheard;
-use crate::devices::{EXPOSED_INTERFACE, SWITCH, TAP, VNI};
+use crate::devices::{EXPOSED_INTERFACE, SWITCH, TAP};
 use crate::http::daemon::{CHANGES_MAX, Daemon};
 use crate::services::attach::loops::tell_of_rounds;
 use crate::services::attach::mend::keep_interfaces;
@@ -44,9 +45,11 @@ use crate::services::attach::{Attachments, SavedAttachments};
 use crate::services::cni::Cni;
 use crate::services::docker::Docker;
 use crate::services::names::Names;
+use crate::services::networks::Networks;
 use crate::services::resolved::Resolved;
 use crate::services::supervisor::{Health, Pulse, Supervisor};
 use crate::upkeep::firewall::Firewall;
+use crate::upkeep::forward::{keep_accepted, remove_accepted};
 use crate::upkeep::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu, widest_format};
 use crate::upkeep::origin::Notes;
 use crate::upkeep::store::{IDENTITY_FILE, Lock, MESH_FILE, Store};
@@ -94,7 +97,7 @@ async fn run_async(
     serve(listener, Arc::clone(&daemon), control, ready).await;
     drop(supervisor);
     daemon.resolved.end().await;
-    remove_forward_rule(&kernel).await;
+    remove_accepted(&kernel).await;
     drop(socket);
     tracing::info!("weft has stopped");
     Ok(())
@@ -119,6 +122,13 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     let (engine, switch) = (engine.clone(), engine.switch());
     start!("interfaces", [kernel, engine, attachments], |pulse| {
         watch_interfaces(kernel, engine, attachments, pulse)
+    });
+    start!("networks", [daemon, attachments], |pulse| {
+        let plug_in = move |vni| {
+            let attachments = Arc::clone(&attachments);
+            async move { attachments.plug_in_on(vni).await }
+        };
+        crate::services::networks::keep(Arc::clone(&daemon.networks), plug_in, pulse)
     });
     start!("shortcuts", [attachments], |pulse| shortcuts::keep_all(attachments, pulse));
     start!("bypass", [attachments], |pulse| bypass::keep_looking(attachments, pulse));
@@ -148,7 +158,9 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
         let look = move || devices_on_network(kernel.clone());
         crate::services::resolved::keep(Arc::clone(&daemon.resolved), look, pulse)
     });
-    start!("forward rule", [kernel], |pulse| keep_forward_rule(kernel, switch, pulse));
+    start!("forward rule", [daemon, kernel], |pulse| {
+        keep_accepted(kernel, switch, daemon.networks.held(), pulse)
+    });
     start!("firewall", [daemon, kernel, engine], |pulse| {
         daemon.firewall.clone().keep(kernel, engine, daemon.settings.clone(), pulse)
     });
@@ -261,7 +273,7 @@ async fn start(
     let Prepared { store, notes, local, link_mtu, mtu, saved, names, mesh, .. } = prepared;
     let Prepared { targets, links, link_events, .. } = prepared;
     let started = start_engines(&settings, &services, kernel, local, mtu).await?;
-    let Started { mut engines, kernel_engine, ports, shortcuts, offloads, .. } = started;
+    let Started { mut engines, kernel_engine, ports, shortcuts, offloads, vector, .. } = started;
     let Started { events, events_lost, docker_socket, .. } = started;
     let paths = path_config(&settings, engines.offers(&settings), link_mtu, mtu);
     for target in &targets {
@@ -270,17 +282,27 @@ async fn start(
     let targets = Arc::new(Targets::new(targets));
     let (request_sender, requests) = mpsc::channel(REQUESTS_QUEUED_MAX);
     let (stop_sender, stop) = watch::channel(false);
+    let held = networks::Networks::new(local, mesh.held_networks());
+    let networks = Arc::new(Networks::new(
+        held.held(),
+        vector,
+        kernel_engine.clone(),
+        kernel.clone(),
+        request_sender.clone(),
+        mtu,
+    ));
     let attachments = Arc::new(Attachments::new(
         saved,
         kernel.clone(),
         kernel_engine.clone(),
         request_sender.clone(),
         (ports, shortcuts),
+        Arc::clone(&networks),
         local,
-        mtu,
     ));
     let of_docker = Arc::clone(&attachments);
     let warnings = names.warnings().clone();
+    let of_docker = (of_docker, Arc::clone(&networks));
     let docker = Docker::new(&settings, &store, of_docker, docker_socket, warnings)?;
     let control = Control {
         store: store.clone(),
@@ -298,6 +320,7 @@ async fn start(
         lost: BTreeMap::new(),
         unheard: Unheard::default(),
         saving: Saving::new(notes),
+        networks: held,
         names: names.bell(),
     };
     let daemon = Daemon {
@@ -315,6 +338,7 @@ async fn start(
         cni: Arc::new(Cni::new(&settings, Arc::clone(&attachments))),
         docker: Arc::new(docker),
         attachments,
+        networks,
         firewall: Firewall::default(),
         stop: Arc::new(stop_sender),
         warnings: names.warnings().clone(),
@@ -378,6 +402,7 @@ async fn serve(
 struct Started {
     engines: Engines,
     kernel_engine: KernelEngine,
+    vector: Weak<Engine>,
     ports: DirectPorts,
     shortcuts: Shortcuts,
     /// The kernel offloads that the vector engine uses.
@@ -410,12 +435,14 @@ async fn start_engines(
     let kernel_engine = KernelEngine::start(kernel.clone(), kernel_config, report);
     let kernel_engine = services.spawn(kernel_engine).await.map_err(StartError::Panicked)??;
     let engine = Arc::new(engine);
+    let vector = Arc::downgrade(&engine);
     let ports = DirectPorts::new(settings, &engine, &macs, kept);
     let shortcuts = Shortcuts::new(settings, kernel_engine.switch(), &macs);
     let engines = Engines::new(engine, kernel_engine.clone(), reporter, RemoteMacs::new(macs.ok()));
     Ok(Started {
         engines,
         kernel_engine,
+        vector,
         ports,
         shortcuts,
         offloads,
@@ -464,7 +491,7 @@ fn kernel_config(
 ) -> KernelEngineConfig {
     KernelEngineConfig {
         local,
-        vni: VNI,
+        vni: Vni::WEFT,
         device: SWITCH.into(),
         tap: TAP.into(),
         mac: probe_mac(&local),
@@ -484,7 +511,7 @@ fn kernel_config(
 }
 
 fn engine_config(settings: &Settings, local: PeerId, mtu: u16) -> EngineConfig {
-    let mut config = EngineConfig::new(TAP, VNI, mtu);
+    let mut config = EngineConfig::new(TAP, Vni::WEFT, mtu);
     config.local = local;
     config.probe_mac = Mac(probe_mac(&local));
     config.bind = settings.host;
@@ -643,39 +670,6 @@ async fn watch_routes(daemon: Arc<Daemon>, kernel: Kernel, pulse: Pulse) {
     }
 }
 
-/// Keeps Docker's firewall from filtering the switch's frames if br_netfilter passes them to it.
-async fn keep_forward_rule(kernel: Kernel, switch: SwitchKind, pulse: Pulse) {
-    if switch != SwitchKind::Bridge {
-        return;
-    }
-    let Ok(mut rule) = ForwardRule::new(kernel, SWITCH) else { return };
-    let mut told = None;
-    loop {
-        let result = async {
-            let mut watch = rule.watch()?;
-            rule.ensure().await?;
-            loop {
-                pulse.wait(rule.keep(&mut watch)).await?;
-                tracing::info!("updated the accept rule for bridged frames");
-            }
-        };
-        let result: Result<(), weft_kernel::KernelError> = result.await;
-        let reason = result.err().map(|error| error.to_string());
-        if reason != told {
-            tracing::warn!(reason, "this host's firewall may drop bridged frames");
-            told = reason;
-        }
-        pulse.wait(tokio::time::sleep(Duration::from_millis(FORWARD_RULE_RETRY_MS))).await;
-    }
-}
-
-async fn remove_forward_rule(kernel: &Kernel) {
-    let Ok(mut rule) = ForwardRule::new(kernel.clone(), SWITCH) else { return };
-    if let Err(error) = rule.remove().await {
-        tracing::debug!(%error, "no accept rule to remove");
-    }
-}
-
 async fn serve_api(listener: ApiListener, daemon: Arc<Daemon>) {
     if let Err(error) = weft_api::serve(listener, crate::http::router(daemon)).await {
         tracing::error!(%error, "the API server has stopped");
@@ -704,8 +698,6 @@ const SERVICE_THREADS: usize = 4;
 const ROUTES_LOOK_MS: u64 = 5_000;
 const SHUTDOWN_TIMEOUT_MS: u64 = 2_000;
 const REQUESTS_QUEUED_MAX: usize = 1_024;
-/// Pause after the accept rule for bridged frames could not be maintained.
-const FORWARD_RULE_RETRY_MS: u64 = 10_000;
 
 #[cfg(test)]
 mod tests {

@@ -22,12 +22,12 @@ use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, PathState
 
 use super::engines::{Engines, EnginesChange};
 use super::events::Events;
+use super::networks::{NetworkRequest, Networks, endpoint_of};
 use super::ranges::Ranges;
 use super::saving::Saving;
 use super::targets::Targets;
 use super::unheard::Unheard;
 use crate::config::{ConfigError, Settings};
-use crate::devices::VNI;
 use crate::upkeep::store::Store;
 
 /// The interval between two checks of the addresses of the links, in milliseconds.
@@ -46,21 +46,24 @@ pub(crate) enum Request {
     /// Allocates addresses for a container: an explicit one, or the next free.
     Addresses {
         owner: String,
+        vni: Vni,
         explicit: Option<IpNet>,
         reply: oneshot::Sender<Result<Vec<IpNet>, AddressError>>,
     },
     /// Asks for all addresses that this host has allocated.
     Allocations { reply: oneshot::Sender<Vec<weft_mesh::Allocation>> },
-    /// Asks for the ranges of containers' addresses.
-    Ranges { reply: oneshot::Sender<Ranges> },
-    /// Returns all addresses of a container.
+    /// Asks for the ranges of containers' addresses on a network; no answer if this host does not hold it.
+    Ranges { vni: Vni, reply: oneshot::Sender<Ranges> },
+    /// Returns all addresses of a container, on all networks.
     Release { owner: String },
     /// Returns these addresses of a container, but for those that it keeps.
-    ReleaseSome { owner: String, addresses: Vec<IpNet>, kept: Vec<IpNet> },
+    ReleaseSome { owner: String, vni: Vni, addresses: Vec<IpNet>, kept: Vec<IpNet> },
     /// A container is attached: announces it to the other hosts.
     Announce { attachment: Box<Attachment> },
     /// A container is gone: withdraws it from the other hosts.
-    Withdraw { mac: Mac },
+    Withdraw { vni: Vni, mac: Mac },
+    /// About networks besides `weft`.
+    Network(NetworkRequest),
     /// The user named other targets.
     TargetsChanged,
     /// Forgets departed hosts of this name, address or key. Replies with their ids, and whether a linked host
@@ -170,6 +173,7 @@ pub(crate) struct Control {
     pub(crate) lost: BTreeMap<PeerId, LostLink>,
     pub(crate) unheard: Unheard,
     pub(crate) saving: Saving,
+    pub(crate) networks: Networks,
     /// Says that names have changed.
     pub(crate) names: watch::Sender<u64>,
 }
@@ -357,24 +361,26 @@ impl Control {
     fn handle_request(&mut self, request: Request) {
         let now = Instant::now();
         match request {
-            Request::Addresses { owner, explicit, reply } => {
+            Request::Addresses { owner, vni, explicit, reply } => {
                 let ticket = match explicit {
-                    Some(address) => self.mesh.claim(now, VNI, &owner, address),
-                    None => self.mesh.allocate(now, VNI, &owner),
+                    Some(address) => self.mesh.claim(now, vni, &owner, address),
+                    None => self.mesh.allocate(now, vni, &owner),
                 };
                 self.waiting.insert(ticket, Waiting { owner, reply });
             }
             Request::Allocations { reply } => {
                 let _ = reply.send(self.mesh.allocations());
             }
-            Request::Ranges { reply } => {
-                let _ = reply.send(Ranges::of(&self.mesh.ipam()));
+            Request::Ranges { vni, reply } => {
+                if let Some(ipam) = self.mesh.ipam_on(vni) {
+                    let _ = reply.send(Ranges::of(&ipam));
+                }
             }
             Request::Release { owner } => {
                 self.mesh.release(now, &owner);
             }
-            Request::ReleaseSome { owner, addresses, kept } => {
-                self.mesh.release_some(now, VNI, &owner, &addresses, &kept);
+            Request::ReleaseSome { owner, vni, addresses, kept } => {
+                self.mesh.release_some(now, vni, &owner, &addresses, &kept);
             }
             Request::TargetsChanged => self.tell_targets(),
             Request::Forget { text, reply } => {
@@ -389,7 +395,10 @@ impl Control {
                 }
             }
             Request::Announce { attachment } => self.announce(&attachment),
-            Request::Withdraw { mac } => self.mesh.remove_local_endpoint(now, VNI, mac),
+            Request::Withdraw { vni, mac } => self.mesh.remove_local_endpoint(now, vni, mac),
+            Request::Network(request) => {
+                self.networks.handle(now, request, &mut self.mesh, &mut self.engines);
+            }
             Request::Names { reply } => {
                 let _ = reply.send(self.names());
             }
@@ -521,6 +530,7 @@ impl Control {
                 break;
             }
         }
+        self.networks.settle(&self.mesh, self.saving.is_under_way());
         self.engines.flush();
         let revision = self.mesh.names_revision();
         self.names.send_if_modified(|told| std::mem::replace(told, revision) != revision);
@@ -599,7 +609,7 @@ impl Control {
         let ranges = ipam.map(|it| [Some(IpNet::V4(it.range)), it.range6.map(IpNet::V6)]);
         // Names that a user gave on a network count from hosts alone that share it.
         let hosts = match vni {
-            VNI => self.mesh.host_names(),
+            Vni::WEFT => self.mesh.host_names(),
             vni => self.mesh.host_names_on(vni),
         };
         NetworkNames {
@@ -627,8 +637,7 @@ impl Control {
                 self.links.connect_peer(peer, &addresses);
             }
             Output::Endpoints { vni, add, remove } => self.set_endpoints(vni, add, &remove),
-            // The engines have `weft` alone so far, and nothing creates another network.
-            Output::NetworkPeers { .. } => {}
+            Output::NetworkPeers { vni, peers } => self.engines.set_network_peers(vni, peers),
             Output::Refuse { peer, reason } => {
                 tracing::warn!(%peer, %reason, "peer refused");
                 self.lost(peer, &reason.to_string());
@@ -648,6 +657,10 @@ impl Control {
                     self.paths.handle_peer_gone(Instant::now(), *peer);
                     self.sources.remove(peer);
                     self.links.forget_peer(*peer);
+                }
+                if let weft_mesh::Change::NetworkEnded { vni, .. } = &change {
+                    self.networks.end(*vni);
+                    self.engines.end_network(*vni);
                 }
                 if let weft_mesh::Change::StateDoubted { why } = &change {
                     tracing::warn!(why, "no addresses are given now");
@@ -692,7 +705,8 @@ impl Control {
             mac,
             addresses: attachment.addresses.clone(),
         };
-        if let Err(error) = self.mesh.set_local_endpoint(Instant::now(), VNI, info) {
+        if let Err(error) = self.mesh.set_local_endpoint(Instant::now(), Vni(attachment.vni), info)
+        {
             tracing::error!(container = attachment.name, %error, "endpoint not announced");
         }
     }
@@ -704,13 +718,8 @@ impl Control {
         remove: &[(Mac, PeerId)],
     ) {
         let remove: Vec<Mac> = remove.iter().map(|(mac, _)| *mac).collect();
-        let add: Vec<(Endpoint, PeerId)> = add
-            .into_iter()
-            .map(|(info, peer)| {
-                let addresses = info.addresses.iter().map(IpNet::addr).collect();
-                (Endpoint { mac: info.mac, addresses }, peer)
-            })
-            .collect();
+        let add: Vec<(Endpoint, PeerId)> =
+            add.into_iter().map(|(info, peer)| (endpoint_of(&info), peer)).collect();
         self.engines.command(EngineCommand::SetEndpoints { vni, add, remove });
     }
 

@@ -9,13 +9,14 @@ use tokio::sync::watch;
 use weft_crypto::{Cipher, Format, PeerId};
 use weft_engine::{Engine, EngineError};
 use weft_kernel::engine::{DATA_CHANNEL_PORT, ENCAPSULATION_PORT, KernelEngine, Support};
-use weft_path::{EngineCommand, EngineEvent, EngineKind, EngineOffer, PathId, Reason};
+use weft_path::{
+    Endpoint, EngineCommand, EngineEvent, EngineKind, EngineOffer, PathId, Reason, Vni,
+};
 
 use super::events::Reporter;
 use super::kernel_queue::{Held, KernelQueue, Queued};
 use super::remote_macs::RemoteMacs;
 use crate::config::{EngineChoice, FormatChoice, Settings};
-use crate::devices::VNI;
 
 /// The engines of this host.
 pub(crate) struct Engines {
@@ -31,6 +32,8 @@ pub(crate) struct Engines {
     vector_paths: BTreeMap<PathId, PeerId>,
     /// Peers to which the vector engine sends broadcast frames.
     broadcast: BTreeSet<PeerId>,
+    /// The networks besides `weft` that both engines carry, and the peers that share each.
+    networks: BTreeMap<Vni, BTreeSet<PeerId>>,
     /// Peers' MACs for direct ports and shortcuts, which bypass the switch.
     macs: RemoteMacs,
     /// Whether it was reported since the last [`Self::flush`] that the kernel engine is stuck.
@@ -62,6 +65,7 @@ impl Engines {
             kernel_spis: BTreeMap::new(),
             vector_paths: BTreeMap::new(),
             broadcast: BTreeSet::new(),
+            networks: BTreeMap::new(),
             macs,
             stuck: false,
         }
@@ -128,6 +132,12 @@ impl Engines {
                 }
             }
             EngineCommand::BindPath { peer, path } => self.bind(peer, path),
+            // They are told everything once they carry the network.
+            EngineCommand::SetEndpoints { vni, .. } if !self.carries(vni) => {}
+            EngineCommand::SetEndpoints { vni, .. } if vni != Vni::WEFT => {
+                self.tell_kernel(None, command.clone());
+                self.tell_vector(command);
+            }
             EngineCommand::SetEndpoints { ref add, ref remove, .. } => {
                 self.tell_kernel(None, command.clone());
                 self.macs.remove(remove);
@@ -150,6 +160,36 @@ impl Engines {
             }
             command => self.tell_vector(command),
         }
+    }
+
+    /// Both engines carry a network from now on, with these endpoints on other hosts. Its group frames go to these
+    /// peers.
+    pub(crate) fn carry_network(
+        &mut self,
+        vni: Vni,
+        peers: Vec<PeerId>,
+        add: Vec<(Endpoint, PeerId)>,
+    ) {
+        self.networks.insert(vni, BTreeSet::new());
+        self.command(EngineCommand::SetEndpoints { vni, add, remove: Vec::new() });
+        self.set_network_peers(vni, peers);
+    }
+
+    /// Sets the peers that share a network, if the engines carry it.
+    pub(crate) fn set_network_peers(&mut self, vni: Vni, peers: Vec<PeerId>) {
+        let Some(known) = self.networks.get_mut(&vni) else { return };
+        *known = peers.iter().copied().collect();
+        self.tell_kernel(None, EngineCommand::SetBroadcast { vni, peers });
+        self.tell_broadcast(vni);
+    }
+
+    /// The engines are about to leave a network.
+    pub(crate) fn end_network(&mut self, vni: Vni) {
+        self.networks.remove(&vni);
+    }
+
+    fn carries(&self, vni: Vni) -> bool {
+        vni == Vni::WEFT || self.networks.contains_key(&vni)
     }
 
     /// Starts the next batch of the kernel engine, unless one is under way.
@@ -242,10 +282,23 @@ impl Engines {
     fn set_broadcast(&mut self, peer: PeerId, wanted: bool) {
         let changed =
             if wanted { self.broadcast.insert(peer) } else { self.broadcast.remove(&peer) };
-        if changed {
-            let peers = self.broadcast.iter().copied().collect();
-            self.tell_vector(EngineCommand::SetBroadcast { vni: VNI, peers });
+        if !changed {
+            return;
         }
+        let shared = self.networks.iter().filter(|(_, peers)| peers.contains(&peer));
+        let shared: Vec<Vni> = shared.map(|(vni, _)| *vni).collect();
+        for vni in [Vni::WEFT].into_iter().chain(shared) {
+            self.tell_broadcast(vni);
+        }
+    }
+
+    /// Tells the vector engine who gets the group frames of a network from it.
+    fn tell_broadcast(&self, vni: Vni) {
+        let shares = |peer: &&PeerId| {
+            vni == Vni::WEFT || self.networks.get(&vni).is_some_and(|all| all.contains(*peer))
+        };
+        let peers = self.broadcast.iter().filter(shares).copied().collect();
+        self.tell_vector(EngineCommand::SetBroadcast { vni, peers });
     }
 
     fn tell_kernel(&mut self, peer: Option<PeerId>, command: EngineCommand) {

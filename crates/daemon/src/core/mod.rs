@@ -4,6 +4,7 @@ pub(crate) mod control;
 pub(crate) mod engines;
 pub(crate) mod events;
 mod kernel_queue;
+pub(crate) mod networks;
 pub(crate) mod ranges;
 pub(crate) mod remote_macs;
 pub(crate) mod saving;

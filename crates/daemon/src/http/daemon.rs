@@ -18,6 +18,7 @@ use crate::services::attach::Attachments;
 use crate::services::cni::Cni;
 use crate::services::docker::Docker;
 use crate::services::names::Names;
+use crate::services::networks::Networks;
 use crate::services::resolved::Resolved;
 use crate::services::supervisor::Health;
 use crate::upkeep::firewall::Firewall;
@@ -45,6 +46,7 @@ pub(crate) struct Daemon {
     pub(crate) store: Store,
     pub(crate) control: mpsc::Sender<Request>,
     pub(crate) attachments: Arc<Attachments>,
+    pub(crate) networks: Arc<Networks>,
     /// Requests of the CNI plugin.
     pub(crate) cni: Arc<Cni>,
     /// Docker's plugin.

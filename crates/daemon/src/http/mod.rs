@@ -2,7 +2,7 @@
 
 pub(crate) mod daemon;
 mod requests;
-mod views;
+pub(crate) mod views;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -31,6 +31,13 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .on(call::Ipam, async |d: State, Nothing {}| d.ipam().await)
         .on(call::Attachments, async |d: State, Nothing {}| Ok(d.attachments.list().await))
         .on(call::Report, async |d: State, Nothing {}| d.report().await)
+        .on(call::Networks, async |d: State, Nothing {}| d.networks.list().await)
+        .on(call::NetworkCreate, async |d: State, request| {
+            change(&d.clone(), async move { d.networks.create(request).await }).await
+        })
+        .on(call::NetworkRemove, async |d: State, request| {
+            change(&d.clone(), async move { d.networks.remove(request).await }).await
+        })
         .on(call::Traffic, async |d: State, Nothing {}| {
             aside(&d.services.clone(), async move { d.traffic().await }).await
         })

@@ -114,7 +114,7 @@ impl Daemon {
     }
 
     pub(crate) async fn detach(&self, request: DetachRequest) -> Result<Detached, ApiError> {
-        self.attachments.detach(&request.container).await
+        self.attachments.detach(request).await
     }
 
     /// Dials more hosts, or these alone. Returns all targets.

@@ -4,5 +4,6 @@ pub(crate) mod attach;
 pub(crate) mod cni;
 pub(crate) mod docker;
 pub(crate) mod names;
+pub(crate) mod networks;
 pub(crate) mod resolved;
 pub(crate) mod supervisor;

@@ -177,7 +177,7 @@ pub async fn reset(state_dir: &Path, runtime_dir: &Path) -> anyhow::Result<Reset
     let kernel = weft_kernel::Kernel::new()?;
     remove_direct_ports(state_dir, &kernel).await;
     weft_kernel::engine::remove_all(&kernel, crate::devices::SWITCH).await?;
-    let mut rules = weft_kernel::Masquerade::new(kernel, crate::devices::EXPOSED_INTERFACE)?;
+    let mut rules = weft_kernel::Masquerade::new(kernel);
     match rules.remove().await {
         // Without the program there never was a rule.
         Err(weft_kernel::KernelError::NftMissing { .. }) => {}

@@ -1,6 +1,7 @@
 //! Upkeep of the host around the core: link sizes, firewall, privileges, log, state files, warnings.
 
 pub(crate) mod firewall;
+pub(crate) mod forward;
 pub(crate) mod hardening;
 pub(crate) mod host;
 pub(crate) mod landlock;

@@ -114,9 +114,10 @@ impl ForwardRule {
     /// # Errors
     /// [`KernelError::InvalidName`].
     pub fn new(kernel: Kernel, bridge: &str) -> Result<Self, KernelError> {
-        let bridge = Some(bridge.to_owned());
-        let frames = Accepted { from: bridge.clone(), to: bridge };
-        Self::of(kernel, FORWARD_COMMENT, vec![frames], false)
+        let (comment, accepted) = (FORWARD_COMMENT, Vec::new());
+        let mut rule = Self { kernel, comment, accepted, routed: false, last: None };
+        rule.set_bridges(&[bridge.to_owned()])?;
+        Ok(rule)
     }
 
     /// Makes `bridges` the whole list of bridges, each for frames within it. The next [`Self::ensure`] writes their
@@ -135,26 +136,28 @@ impl ForwardRule {
         Ok(())
     }
 
-    /// For packets that this host passes on from this interface or to it. Nothing is changed.
-    ///
-    /// # Errors
-    /// [`KernelError::InvalidName`].
-    pub fn through(kernel: Kernel, interface: &str) -> Result<Self, KernelError> {
-        let interface = Some(interface.to_owned());
-        let out = Accepted { from: interface.clone(), to: None };
-        let back = Accepted { from: None, to: interface };
-        Self::of(kernel, THROUGH_COMMENT, vec![out, back], true)
+    /// For packets that this host passes on, from no interface yet. Nothing is changed.
+    #[must_use]
+    pub fn through(kernel: Kernel) -> Self {
+        let (comment, accepted) = (THROUGH_COMMENT, Vec::new());
+        Self { kernel, comment, accepted, routed: true, last: None }
     }
 
-    fn of(
-        kernel: Kernel,
-        comment: &'static str,
-        accepted: Vec<Accepted>,
-        routed: bool,
-    ) -> Result<Self, KernelError> {
-        let names = accepted.iter().flat_map(|it| it.from.iter().chain(&it.to));
-        names.into_iter().try_for_each(|name| check_name(name))?;
-        Ok(Self { kernel, comment, accepted, routed, last: None })
+    /// Makes `interfaces` the whole list of those from which and to which this host passes packets on. The next
+    /// [`Self::ensure`] writes their rules.
+    ///
+    /// # Errors
+    /// [`KernelError::InvalidName`]; the list stays as it was.
+    pub fn set_through(&mut self, interfaces: &[String]) -> Result<(), KernelError> {
+        interfaces.iter().try_for_each(|interface| check_name(interface))?;
+        let ways = |interface: &String| {
+            let interface = Some(interface.clone());
+            let out = Accepted { from: interface.clone(), to: None };
+            [out, Accepted { from: None, to: interface }]
+        };
+        self.accepted = interfaces.iter().flat_map(ways).collect();
+        self.last = None;
+        Ok(())
     }
 
     /// Adds rules where they are needed and missing, and removes them where they are not needed any more. They

@@ -1,7 +1,8 @@
-//! The way out of the network through this host: translation of containers' addresses, and its protection.
+//! The way out of networks through this host: translation of containers' addresses, and its protection.
 //!
-//! Containers whose default route leads to this host's own interface get its address outside. In the other
-//! direction this host passes on answers and ports that another program publishes, nothing else.
+//! Containers whose default route leads to this host's own interface on their network get its address outside. In the
+//! other direction this host passes on answers and ports that another program publishes, nothing else. It passes
+//! nothing from one network to another.
 //!
 //! With br_netfilter the packets between a container and this host's interface are seen twice: as frames of the bridge,
 //! then as packets of the host. The first look would settle their translation, so it does not track them.
@@ -26,6 +27,8 @@ use crate::{
 };
 
 const TABLE: Table = Table { family: "inet", name: "weft-masquerade" };
+/// Matches the host's own interfaces on all networks, in nftables.
+const EXPOSED_PATTERN: &str = "weft-h*";
 /// The priority of source translation, after other programs' filters (nft(8), "srcnat").
 const PRIORITY: i32 = 100;
 /// The priority of a decision not to track a packet (nft(8), "raw").
@@ -60,46 +63,48 @@ impl Kernel {
 /// where iptables filters what this host passes on.
 pub struct Masquerade {
     kernel: Kernel,
-    interface: String,
     accept: ForwardRule,
     /// How `nft` shows the table as it was written, and for what.
-    written: Option<(Translated, Vec<Value>)>,
+    written: Option<(Vec<Translated>, Vec<Value>)>,
 }
 
-/// The packets to translate.
+/// The packets to translate that leave a network through one interface of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Translated {
-    /// The networks whose addresses are translated; with none all rules are removed.
-    pub networks: Vec<IpNet>,
+    /// The host's interface, which need not be there yet.
+    pub interface: String,
+    /// The ranges whose addresses are translated.
+    pub ranges: Vec<IpNet>,
     /// The Ethernet address of the host's interface.
     pub mac: MacAddress,
 }
 
 impl Masquerade {
-    /// For the networks behind this interface of the host, which need not be there yet. Nothing is changed.
-    ///
-    /// # Errors
-    /// [`KernelError::InvalidName`].
-    pub fn new(kernel: Kernel, interface: &str) -> Result<Self, KernelError> {
-        check_name(interface)?;
-        let accept = ForwardRule::through(kernel.clone(), interface)?;
-        Ok(Self { kernel, interface: interface.to_owned(), accept, written: None })
+    /// Begins without any. Nothing is changed.
+    #[must_use]
+    pub fn new(kernel: Kernel) -> Self {
+        let accept = ForwardRule::through(kernel.clone());
+        Self { kernel, accept, written: None }
     }
 
-    /// Translates the addresses of these networks, and of no others. True if something was changed.
+    /// Translates the addresses behind these interfaces, and of no others; with none all rules are removed. True if
+    /// something was changed.
     ///
     /// # Errors
-    /// [`KernelError::TableTaken`] if another program's table has the name, [`KernelError::NftMissing`],
+    /// [`KernelError::InvalidName`], [`KernelError::TableTaken`] if another program's table has the name, [`KernelError::NftMissing`],
     /// [`KernelError::NftRefused`], [`KernelError::Program`], [`KernelError::NotPermitted`].
-    pub async fn set(&mut self, wanted: &Translated) -> Result<bool, KernelError> {
-        if wanted.networks.is_empty() {
+    pub async fn set(&mut self, wanted: &[Translated]) -> Result<bool, KernelError> {
+        if wanted.is_empty() {
             return self.remove().await;
         }
+        wanted.iter().try_for_each(|it| check_name(&it.interface))?;
+        let interfaces: Vec<String> = wanted.iter().map(|it| it.interface.clone()).collect();
+        self.accept.set_through(&interfaces)?;
         let table = self.write(wanted).await?;
         Ok(self.accept.ensure().await? | table)
     }
 
-    async fn write(&mut self, wanted: &Translated) -> Result<bool, KernelError> {
+    async fn write(&mut self, wanted: &[Translated]) -> Result<bool, KernelError> {
         let kernel = self.kernel.clone();
         let _one = kernel.inner.filters.lock().await;
         let found = kernel.nft_list(TABLE).await?;
@@ -113,9 +118,9 @@ impl Masquerade {
             return Ok(false);
         }
         self.written = None;
-        kernel.nft_write(&self.text(wanted), "write the translation of addresses").await?;
+        kernel.nft_write(&text(wanted), "write the translation of addresses").await?;
         let shape = kernel.nft_list(TABLE).await?.map(|found| found.shape());
-        self.written = shape.map(|shape| (wanted.clone(), shape));
+        self.written = shape.map(|shape| (wanted.to_vec(), shape));
         Ok(true)
     }
 
@@ -141,45 +146,66 @@ impl Masquerade {
         let tables = self.accept.tables().chain([TABLE]).collect();
         self.kernel.nft_watch(tables, None)
     }
+}
 
-    fn text(&self, wanted: &Translated) -> String {
-        let Table { family, name } = TABLE;
-        let interface = &self.interface;
-        let translated = wanted.networks.iter().map(|network| {
-            let (ip, groups) = match network {
-                IpNet::V4(_) => ("ip", "224.0.0.0/4"),
-                IpNet::V6(_) => ("ip6", "ff00::/8"),
-            };
-            format!(
-                "{ip} saddr {network} {ip} daddr != {network} {ip} daddr != {groups} oifname != \"{interface}\" masquerade"
-            )
-        });
-        let mac = mac_text(&wanted.mac);
-        let into = format!("iifname != \"{interface}\" oifname \"{interface}\"");
-        let head = [
-            format!("table {family} {name}"),
-            format!("delete table {family} {name}"),
-            format!("table {family} {name} {{"),
-            format!("chain {TAG} {{ }}"),
-            "counter refused { packets 0 bytes 0 }".into(),
-            format!(
-                "chain frames {{ type filter hook prerouting priority {PRIORITY_RAW}; policy accept;"
-            ),
-            format!("iifname != \"{interface}\" ether daddr {mac} notrack"),
-            format!("ether saddr {mac} notrack; }}"),
-            format!(
-                "chain translate {{ type nat hook postrouting priority {PRIORITY}; policy accept;"
-            ),
-        ];
-        let tail = [
-            "}".into(),
-            "chain forward { type filter hook forward priority 0; policy accept;".into(),
-            format!("{into} ct state established,related accept"),
-            format!("{into} ct status dnat accept comment \"a published port\""),
-            format!("{into} counter name refused drop; }}; }}\n"),
-        ];
-        head.into_iter().chain(translated).chain(tail).collect::<Vec<_>>().join("\n")
-    }
+/// The whole table in nft's language.
+fn text(wanted: &[Translated]) -> String {
+    let Table { family, name } = TABLE;
+    let of_all = |lines: fn(&Translated) -> Vec<String>| wanted.iter().flat_map(lines);
+    let chain = |name: &str, kind: &str, hook: &str, priority: i32| {
+        format!("chain {name} {{ type {kind} hook {hook} priority {priority}; policy accept;")
+    };
+    let mut lines = vec![
+        format!("table {family} {name}"),
+        format!("delete table {family} {name}"),
+        format!("table {family} {name} {{"),
+        format!("chain {TAG} {{ }}"),
+        "counter refused { packets 0 bytes 0 }".into(),
+    ];
+    lines.push(chain("frames", "filter", "prerouting", PRIORITY_RAW));
+    lines.extend(of_all(untracked));
+    lines.push("}".into());
+    lines.push(chain("translate", "nat", "postrouting", PRIORITY));
+    lines.extend(of_all(translations));
+    lines.push("}".into());
+    lines.push(chain("forward", "filter", "forward", 0));
+    lines.extend(of_all(refusals));
+    lines.extend(["}".into(), "}\n".into()]);
+    lines.join("\n")
+}
+
+fn untracked(Translated { interface, mac, .. }: &Translated) -> Vec<String> {
+    let mac = mac_text(mac);
+    vec![
+        format!("iifname != \"{interface}\" ether daddr {mac} notrack"),
+        format!("ether saddr {mac} notrack"),
+    ]
+}
+
+/// Only what came by the interface: two networks may have the same addresses.
+fn translations(Translated { interface, ranges, .. }: &Translated) -> Vec<String> {
+    let rule = |range: &IpNet| {
+        let (ip, groups) = match range {
+            IpNet::V4(_) => ("ip", "224.0.0.0/4"),
+            IpNet::V6(_) => ("ip6", "ff00::/8"),
+        };
+        format!(
+            "iifname \"{interface}\" {ip} saddr {range} {ip} daddr != {range} {ip} daddr != {groups} oifname != \"{interface}\" masquerade"
+        )
+    };
+    ranges.iter().map(rule).collect()
+}
+
+fn refusals(Translated { interface, .. }: &Translated) -> Vec<String> {
+    let into = format!("iifname != \"{interface}\" oifname \"{interface}\"");
+    vec![
+        format!(
+            "iifname \"{interface}\" oifname \"{EXPOSED_PATTERN}\" oifname != \"{interface}\" counter name refused drop"
+        ),
+        format!("{into} ct state established,related accept"),
+        format!("{into} ct status dnat accept comment \"a published port\""),
+        format!("{into} counter name refused drop"),
+    ]
 }
 
 #[cfg(test)]
@@ -190,14 +216,25 @@ mod tests {
 
     #[tokio::test]
     async fn each_network_is_translated_but_not_within_itself() {
-        let masquerade = Masquerade::new(Kernel::new().unwrap(), "weft-host").unwrap();
-        let networks = ["10.32.0.0/12", "fd00:1::/64"].map(|net| net.parse().unwrap()).into();
-        let text = masquerade.text(&Translated { networks, mac: [2, 0, 0, 0, 0, 7] });
-        for (ip, network) in [("ip", "10.32.0.0/12"), ("ip6", "fd00:1::/64")] {
-            let wanted = format!("{ip} saddr {network} {ip} daddr != {network}");
+        let of = |interface: &str, ranges: &[&str]| Translated {
+            interface: interface.to_owned(),
+            ranges: ranges.iter().map(|net| net.parse().unwrap()).collect(),
+            mac: [2, 0, 0, 0, 0, 7],
+        };
+        let both =
+            [of("weft-host", &["10.32.0.0/12", "fd00:1::/64"]), of("other", &["10.9.0.0/16"])];
+        let text = text(&both);
+        for (interface, ip, range) in [
+            ("weft-host", "ip", "10.32.0.0/12"),
+            ("weft-host", "ip6", "fd00:1::/64"),
+            ("other", "ip", "10.9.0.0/16"),
+        ] {
+            let wanted =
+                format!("iifname \"{interface}\" {ip} saddr {range} {ip} daddr != {range}");
             assert!(text.contains(&wanted), "{text}");
         }
-        assert_eq!(text.matches("\" masquerade").count(), 2, "{text}");
-        assert!(Masquerade::new(Kernel::new().unwrap(), "a name").is_err());
+        assert_eq!(text.matches("\" masquerade").count(), 3, "{text}");
+        let odd = of("a name", &["10.9.0.0/16"]);
+        assert!(Masquerade::new(Kernel::new().unwrap()).set(&[odd]).await.is_err());
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use ipnet::IpNet;
 use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, LinkMessage,
+    InfoBridgePort, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, LinkMessage,
 };
 use weft_io::namespace::Namespace;
 
@@ -60,6 +60,8 @@ pub struct AttachSpec {
     pub gateways: Vec<IpAddr>,
     /// Route multicast (224.0.0.0/4, and ff00::/8 if there is an IPv6 address) into the network.
     pub multicast_route: bool,
+    /// Nothing passes between this port and other isolated ports of the bridge.
+    pub isolated: bool,
     /// The bridge, made by [`Kernel::ensure_bridge`]; `None` leaves the host's end to the ODP
     /// switch, which makes it a port ([`crate::odp::OdpSwitch::add_port`]).
     pub bridge: Option<String>,
@@ -331,6 +333,11 @@ impl Kernel {
         if let Some(bridge) = bridge {
             self.join(host, bridge).await?;
             socket.bind_to_port(host, mac).await?;
+            // A port that somebody isolated by hand stays so.
+            if spec.isolated {
+                let port = socket.need_link(&spec.host_name).await?;
+                self.set_port(&port, vec![InfoBridgePort::Isolated(true)]).await?;
+            }
         }
         socket.disable_autoconfiguration(host).await?;
         ignore_routers(&self.inner.home, &spec.host_name, this_host())?;

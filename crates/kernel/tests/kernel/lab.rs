@@ -317,6 +317,7 @@ pub(crate) fn attach_spec(n: u8, container: &Container) -> AttachSpec {
         enable_ipv6: false,
         gateways: Vec::new(),
         multicast_route: true,
+        isolated: false,
         bridge: Some(BRIDGE.into()),
     }
 }

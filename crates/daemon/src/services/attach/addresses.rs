@@ -4,6 +4,7 @@ use ipnet::IpNet;
 use tokio::sync::oneshot;
 use weft_api::ApiError;
 use weft_mesh::{AddressError, Allocation};
+use weft_path::Vni;
 
 use super::error::AttachError;
 use super::{Attachments, Inner, Saved, is_stopping};
@@ -16,13 +17,13 @@ impl Attachments {
     pub(super) async fn addresses(
         &self,
         inner: &mut Inner,
-        id: &str,
+        (id, vni): (&str, Vni),
         request: &[IpNet],
         before: Option<&Saved>,
     ) -> Result<(Vec<IpNet>, Vec<IpNet>), AttachError> {
         let mut addresses = before.map(|b| b.attachment.addresses.clone()).unwrap_or_default();
         if request.is_empty() && addresses.is_empty() {
-            let given = self.find_addresses(inner, id, None).await?;
+            let given = self.find_addresses(inner, (id, vni), None).await?;
             return Ok((given.clone(), given));
         }
         let mut new = Vec::new();
@@ -30,13 +31,13 @@ impl Attachments {
             if addresses.contains(explicit) {
                 continue;
             }
-            match self.find_addresses(inner, id, Some(*explicit)).await {
+            match self.find_addresses(inner, (id, vni), Some(*explicit)).await {
                 Ok(given) => {
                     new.extend(given.iter().copied());
                     addresses.extend(given);
                 }
                 Err(error) => {
-                    self.give_back(id, before, new).await;
+                    self.give_back((id, vni), before, new).await;
                     return Err(error);
                 }
             }
@@ -45,12 +46,17 @@ impl Attachments {
     }
 
     /// Gives back addresses that an attachment has got since it was as `before`.
-    pub(super) async fn give_back(&self, id: &str, before: Option<&Saved>, new: Vec<IpNet>) {
+    pub(super) async fn give_back(
+        &self,
+        (id, vni): (&str, Vni),
+        before: Option<&Saved>,
+        new: Vec<IpNet>,
+    ) {
         let owner = id.to_owned();
         let request = match before {
             Some(before) => {
                 let kept = before.attachment.addresses.clone();
-                Request::ReleaseSome { owner, addresses: new, kept }
+                Request::ReleaseSome { owner, vni, addresses: new, kept }
             }
             None => Request::Release { owner },
         };
@@ -62,17 +68,17 @@ impl Attachments {
     async fn find_addresses(
         &self,
         inner: &mut Inner,
-        id: &str,
+        (id, vni): (&str, Vni),
         explicit: Option<IpNet>,
     ) -> Result<Vec<IpNet>, AttachError> {
         loop {
-            let error = match self.ask_for_addresses(id, explicit).await? {
+            let error = match self.ask_for_addresses((id, vni), explicit).await? {
                 Ok(given) => return Ok(given),
                 Err(error) => error,
             };
             let yields = match &error {
-                AddressError::NoSpace { .. } => inner.longest_gone(),
-                AddressError::Taken { address, .. } => inner.gone_with(*address),
+                AddressError::NoSpace { .. } => inner.longest_gone(vni),
+                AddressError::Taken { address, .. } => inner.gone_with(vni, *address),
                 _ => None,
             };
             let Some(yields) = yields.filter(|other| other != id) else {
@@ -88,11 +94,11 @@ impl Attachments {
 
     async fn ask_for_addresses(
         &self,
-        id: &str,
+        (id, vni): (&str, Vni),
         explicit: Option<IpNet>,
     ) -> Result<Result<Vec<IpNet>, AddressError>, ApiError> {
         let (reply, answer) = oneshot::channel();
-        self.tell(Request::Addresses { owner: id.into(), explicit, reply }).await;
+        self.tell(Request::Addresses { owner: id.into(), vni, explicit, reply }).await;
         tokio::select! {
             answer = answer => answer.map_err(|_| is_stopping()),
             // An answer may take as long as the other hosts need. The next daemon releases what nobody has.
@@ -103,7 +109,7 @@ impl Attachments {
     /// Allocates addresses for an owner that keeps its own record, such as Docker's plugin.
     pub(crate) async fn addresses_for(
         &self,
-        owner: &str,
+        owner: (&str, Vni),
         explicit: Option<IpNet>,
     ) -> Result<Vec<IpNet>, AttachError> {
         let mut inner = self.lock_for_request().await?;
@@ -117,10 +123,10 @@ impl Attachments {
         answer.await.unwrap_or_default()
     }
 
-    /// The ranges of containers' addresses; `None` if the daemon stops.
-    pub(crate) async fn ranges(&self) -> Option<Ranges> {
+    /// The ranges of containers' addresses on a network; `None` if this host does not hold it, or the daemon stops.
+    pub(crate) async fn ranges(&self, vni: Vni) -> Option<Ranges> {
         let (reply, answer) = oneshot::channel();
-        self.tell(Request::Ranges { reply }).await;
+        self.tell(Request::Ranges { vni, reply }).await;
         answer.await.ok()
     }
 }

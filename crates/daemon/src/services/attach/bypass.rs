@@ -143,6 +143,7 @@ mod tests {
             enable_ipv6: false,
             gateways: Vec::new(),
             multicast_route: false,
+            isolated: false,
             bridge: None,
         }
     }

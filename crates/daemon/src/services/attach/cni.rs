@@ -10,12 +10,12 @@ use weft_kernel::KernelError;
 
 use super::error::AttachError;
 use super::look;
-use super::maker::{HOST_ID, Maker, cni_id};
+use super::maker::{Maker, cni_id, host_id};
 use super::names::{check_name, fit_aliases};
 use super::wanted::Wanted;
 use super::{Attachments, Inner, Saved, is_stopping, mac_of, spec_of};
 use crate::core::ranges::Ranges;
-use crate::devices::NETWORK;
+use crate::services::networks::OnNetwork;
 
 /// Why an attachment is refused, for the plugin.
 pub(crate) type Refused = (Refusal, String);
@@ -26,7 +26,7 @@ impl Attachments {
     pub(crate) async fn attach_cni(
         &self,
         attach: Attach,
-        ranges: &Ranges,
+        (network, ranges): (OnNetwork, &Ranges),
         may: impl FnOnce() -> bool + Send,
     ) -> Result<Attached, Refused> {
         let Attach { key, started_ns, namespace, wishes } = attach;
@@ -36,7 +36,7 @@ impl Attachments {
         for (what, text) in [("name", &name), ("key", &id)] {
             check_name(what, text).map_err(|error| (Refusal::Invalid, error.error))?;
         }
-        let addresses = addresses_of(&wishes, ranges)?;
+        let addresses = addresses_of(&wishes, &network.name, ranges)?;
         self.wait_restored().await;
         let stopping = || (Refusal::Busy, is_stopping().error);
         let mut inner = self.lock_for_request().await.map_err(|_| stopping())?;
@@ -45,7 +45,7 @@ impl Attachments {
             return Err((Refusal::Deleted, text));
         }
         let sandbox = Sandbox {
-            id,
+            id: id.clone(),
             name: name.clone(),
             namespace: namespace.path,
             kind: SandboxKind::Path,
@@ -54,7 +54,10 @@ impl Attachments {
             device: namespace.device,
             inode: namespace.inode,
         };
+        self.open_way_out(&mut inner, &network, &wishes).await?;
         let wanted = Wanted {
+            id,
+            network,
             sandbox,
             name,
             interface: key.interface.clone(),
@@ -67,7 +70,6 @@ impl Attachments {
             default_route: wishes.default_route,
             masquerade: false,
         };
-        self.open_way_out(&mut inner, &wishes).await?;
         let saved = self.put_in(&mut inner, wanted).await;
         let saved = saved.map_err(|error| (error.refusal(), error.to_string()))?;
         let servers = name_servers(&inner, &saved);
@@ -146,8 +148,13 @@ impl Attachments {
     }
 
     /// Exposes this host if a container needs it: as its gateway, or to translate its address.
-    async fn open_way_out(&self, inner: &mut Inner, wishes: &Wishes) -> Result<(), Refused> {
-        let host = inner.saved.get(HOST_ID);
+    async fn open_way_out(
+        &self,
+        inner: &mut Inner,
+        network: &OnNetwork,
+        wishes: &Wishes,
+    ) -> Result<(), Refused> {
+        let host = inner.saved.get(&host_id(&network.name));
         let is_open = host.is_some_and(|host| {
             host.is_attached() && (host.attachment.masquerade || !wishes.masquerade)
         });
@@ -156,7 +163,7 @@ impl Attachments {
         }
         let masquerade = wishes.masquerade.then_some(true);
         let request = ExposeRequest { masquerade, ..ExposeRequest::default() };
-        let exposed = self.put_host_in(inner, request).await;
+        let exposed = self.put_host_in(inner, network.clone(), request).await;
         exposed.map(drop).map_err(|error| (error.refusal(), error.to_string()))
     }
 
@@ -177,7 +184,8 @@ impl Attachments {
 
 /// The host's addresses in a container's networks, which answer DNS.
 fn name_servers(inner: &Inner, saved: &Saved) -> Vec<IpAddr> {
-    let host = inner.saved.get(HOST_ID).filter(|host| host.is_attached()).map(Saved::shown);
+    let host = inner.saved.get(&host_id(&saved.attachment.network));
+    let host = host.filter(|host| host.is_attached()).map(Saved::shown);
     let addresses = host.into_iter().flat_map(|host| host.addresses);
     let is_near =
         |address: &IpAddr| saved.attachment.addresses.iter().any(|net| net.contains(address));
@@ -205,13 +213,6 @@ fn default_route(gateway: &IpAddr) -> cni::Route {
 
 /// Refuses wishes that this version cannot fulfil.
 fn check(wishes: &Wishes) -> Result<(), Refused> {
-    if wishes.network != NETWORK {
-        let text = format!(
-            "Weft has no network {}; the field network names one: {NETWORK}",
-            wishes.network
-        );
-        return Err((Refusal::Invalid, text));
-    }
     let unsupported = |field: &str, value: &str, why: &str| {
         let (field, value) = (field.to_owned(), value.to_owned());
         Err((Refusal::Unsupported { field, value }, why.to_owned()))
@@ -234,14 +235,14 @@ fn name_of(key: &cni::Key, wishes: &Wishes) -> String {
 
 /// The addresses asked for, each with the length of its network's prefix, and with an IPv4 address the IPv6 address
 /// that belongs to it.
-fn addresses_of(wishes: &Wishes, ranges: &Ranges) -> Result<Vec<IpNet>, Refused> {
+fn addresses_of(wishes: &Wishes, network: &str, ranges: &Ranges) -> Result<Vec<IpNet>, Refused> {
     let mut addresses = Vec::with_capacity(wishes.addresses.len() + 1);
     for asked in &wishes.addresses {
         let range = ranges.all().find(|range| range.contains(&asked.address));
         let prefix = asked.prefix.or(range.map(|range| range.prefix_len()));
         let Some(prefix) = prefix else {
             let text = format!(
-                "{} is outside the ranges of network {NETWORK}: give it with a prefix length, as {}/24",
+                "{} is outside the ranges of network {network}: give it with a prefix length, as {}/24",
                 asked.address, asked.address
             );
             return Err((Refusal::Invalid, text));
@@ -285,7 +286,7 @@ mod tests {
         };
         let addresses = addresses.iter().map(parse).collect();
         let wishes = Wishes { network: "weft".into(), addresses, ..Wishes::default() };
-        let given = addresses_of(&wishes, &ranges())?;
+        let given = addresses_of(&wishes, "weft", &ranges())?;
         Ok(given.iter().map(ToString::to_string).collect())
     }
 
@@ -315,9 +316,6 @@ mod tests {
     fn wishes_that_cannot_be_fulfilled_are_refused_by_name() {
         let wishes = Wishes { network: "weft".into(), ..Wishes::default() };
         assert_eq!(check(&wishes), Ok(()));
-        let shop = Wishes { network: "shop".into(), ..wishes.clone() };
-        let (refusal, text) = check(&shop).unwrap_err();
-        assert!(refusal == Refusal::Invalid && text.contains("no network shop"), "{text}");
         let port = PortMapping {
             host_port: 80,
             container_port: 80,

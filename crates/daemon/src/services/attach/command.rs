@@ -1,13 +1,13 @@
 //! `weft attach` and `weft detach`.
 
-use weft_api::{ApiError, AttachRequest, Attachment, Detached, ErrorKind};
-use weft_container::ContainerError;
+use weft_api::{ApiError, AttachRequest, Attachment, DetachRequest, Detached, ErrorKind};
+use weft_container::{ContainerError, Sandbox};
 
-use super::maker::Maker;
+use super::maker::{Maker, command_id};
 use super::names::check_name;
 use super::wanted::Wanted;
-use super::{Attachments, Saved};
-use crate::devices::CONTAINER_INTERFACE;
+use super::{Attachments, Inner, Saved};
+use crate::devices::{NETWORK, container_interface};
 
 impl Attachments {
     /// Serves `weft attach`. Attaching again adds explicit addresses, or changes nothing. A container that has
@@ -19,18 +19,23 @@ impl Attachments {
         check_name("name", request.name.as_deref().unwrap_or(&sandbox.name))?;
         check_name("key", &sandbox.id)?;
         self.wait_restored().await;
+        let network = self.networks.join(request.network.as_deref()).await?;
         let mut inner = self.lock_for_request().await?;
-        let sandbox = inner.known_as(sandbox);
+        let sandbox = inner.known_as(sandbox, &network);
+        let id = command_id(&sandbox, &network.name);
+        let interface = inner.interface_for(&id, &sandbox);
         let wanted = Wanted {
+            id,
+            network,
             name: request.name.unwrap_or_else(|| sandbox.name.clone()),
             sandbox,
             maker: Maker::Command,
             aliases: Vec::new(),
-            interface: CONTAINER_INTERFACE.into(),
+            multicast_route: !request.no_multicast_route && is_first(&interface),
+            interface,
             mac: None,
             addresses: request.addresses,
             enable_ipv6: request.ipv6,
-            multicast_route: !request.no_multicast_route,
             default_route: request.default_route,
             masquerade: false,
         };
@@ -38,22 +43,16 @@ impl Attachments {
     }
 
     /// Serves `weft detach`, by any name that `attach` or `ps` knows the container by.
-    pub(crate) async fn detach(&self, container: &str) -> Result<Detached, ApiError> {
+    pub(crate) async fn detach(&self, request: DetachRequest) -> Result<Detached, ApiError> {
+        let DetachRequest { container, network } = &request;
         let resolved = weft_container::resolve(container, &self.resolve).await.ok();
         self.wait_restored().await;
         let mut inner = self.lock_for_request().await?;
-        let by_key = |key: &str| inner.saved.get(key);
-        let named = |is_meant: &dyn Fn(&Saved) -> bool| {
-            let mut all = inner.saved.values();
-            all.find(|saved| saved.attachment.name == container && is_meant(saved))
-        };
-        let found = resolved.as_ref().and_then(|sandbox| by_key(&sandbox.id));
-        let found = found.or_else(|| inner.of_namespace(resolved.as_ref()?));
-        let found = found.or_else(|| by_key(container));
-        let found = found.or_else(|| named(&|it| it.maker.is_command() && !it.is_gone()));
-        let found = found.or_else(|| named(&|it| it.maker.is_command()));
-        let Some(saved) = found.or_else(|| named(&|_| true)).cloned() else {
-            let text = format!("{container} is not attached; weft ps lists attached containers");
+        let Some(saved) = inner.meant(container, resolved.as_ref(), network.as_deref()).cloned()
+        else {
+            let on = network.as_ref().map(|it| format!(" to network {it}")).unwrap_or_default();
+            let text =
+                format!("{container} is not attached{on}; weft ps lists attached containers");
             return Err(ApiError::new(ErrorKind::NotFound, text));
         };
         if !saved.maker.is_command() {
@@ -65,6 +64,48 @@ impl Attachments {
         self.end(&mut inner, &id).await?;
         Ok(Detached { id, addresses: saved.attachment.addresses })
     }
+}
+
+impl Inner {
+    /// The attachment that a user means: by key, namespace or name, on the network given. Without one, that on `weft`
+    /// comes first.
+    fn meant(
+        &self,
+        container: &str,
+        resolved: Option<&Sandbox>,
+        network: Option<&str>,
+    ) -> Option<&Saved> {
+        let fits = |saved: &&Saved| network.is_none_or(|name| saved.attachment.network == name);
+        let named = |is_meant: &dyn Fn(&Saved) -> bool| {
+            let mut all = self.saved.values().filter(fits);
+            all.find(|saved| saved.attachment.name == container && is_meant(saved))
+        };
+        let by_key = |key: &str| self.saved.get(key).filter(fits);
+        let at = network.unwrap_or(NETWORK);
+        let found = resolved.and_then(|sandbox| by_key(&command_id(sandbox, at)));
+        let found = found.or_else(|| self.of_namespace(resolved?).find(fits));
+        let found = found.or_else(|| by_key(container));
+        let found = found.or_else(|| named(&|it| it.maker.is_command() && !it.is_gone()));
+        let found = found.or_else(|| named(&|it| it.maker.is_command()));
+        found.or_else(|| named(&|_| true))
+    }
+
+    /// The interface for an attachment in its container: the one that it has, or the next free one.
+    fn interface_for(&self, id: &str, sandbox: &Sandbox) -> String {
+        if let Some(known) = self.saved.get(id) {
+            return known.attachment.interface.clone();
+        }
+        // One that is gone may come back.
+        let same = |it: &&Saved| it.maker.is_command() && it.sandbox.id == sandbox.id;
+        let others = self.saved.values().filter(same).chain(self.of_namespace(sandbox));
+        let others: Vec<&str> = others.map(|it| it.attachment.interface.as_str()).collect();
+        container_interface(|name| others.contains(&name))
+    }
+}
+
+/// Whether this is the first interface that Weft makes in a container: its multicast goes there.
+fn is_first(interface: &str) -> bool {
+    interface == container_interface(|_| false)
 }
 
 fn error_kind(error: &ContainerError) -> ErrorKind {

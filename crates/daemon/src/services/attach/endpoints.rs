@@ -14,7 +14,8 @@ use super::names::{fit_aliases, printable};
 use super::wanted::Wanted;
 use super::{Attachments, Saved, announce, spec_of};
 use crate::core::control::Request;
-use crate::devices::SWITCH;
+use crate::devices::bridge_of;
+use crate::services::networks::{Networks, OnNetwork};
 
 /// Digits of an endpoint's id in its name, as Docker shows ids.
 const SHOWN_DIGITS: usize = 12;
@@ -44,6 +45,7 @@ impl Attachments {
     /// of both ends in bytes. Succeeds if the pair stands already.
     pub(crate) async fn prepare_endpoint(
         &self,
+        network: OnNetwork,
         request: LinkRequest,
     ) -> Result<(String, u16), AttachError> {
         self.wait_restored().await;
@@ -54,6 +56,8 @@ impl Attachments {
         let name: String = endpoint.chars().take(SHOWN_DIGITS).collect();
         let interface = self.derived(&id).handed_interface;
         let wanted = Wanted {
+            id: id.clone(),
+            network,
             sandbox: nowhere(id.clone(), name.clone()),
             maker: Maker::Docker { endpoint },
             aliases: Vec::new(),
@@ -87,7 +91,7 @@ impl Attachments {
         }
         inner.retries.forget(&id);
         self.tell(Request::Announce { attachment: saved.shown().into() }).await;
-        tokio::spawn(announce(self.kernel.clone(), spec_of(&saved)));
+        tokio::spawn(announce(self.kernel.clone(), saved.vni(), spec_of(&saved)));
         tracing::info!(endpoint = %saved.attachment.name, "made the interface of a Docker endpoint");
         self.endpoint_made.notify_one();
         Ok((interface, saved.attachment.mtu))
@@ -166,22 +170,27 @@ impl Attachments {
     pub(crate) async fn docker_listing(
         &self,
         networks: Option<BTreeMap<String, ListedNetwork>>,
+        all: &Networks,
     ) -> Listing {
-        let owners = self.allocations().await.into_iter().map(|held| held.owner);
-        let owners = owners.filter(|owner| is_plugin_owner(owner));
+        let held = self.allocations().await.into_iter();
+        let held = held.filter(|held| is_plugin_owner(&held.owner));
+        // That of a network that has just ended goes with it.
+        let owners = held.filter_map(|held| Some((all.name_of(held.vni)?, held.owner)));
         Listing {
             networks,
             links: self.endpoints().await,
-            owners: owners.map(|owner| (NetworkName::ready(), owner)).collect(),
+            owners: owners
+                .filter_map(|(name, owner)| Some((name.parse::<NetworkName>().ok()?, owner)))
+                .collect(),
         }
     }
 
     async fn make_pair(&self, saved: &Saved) -> Result<(), KernelError> {
         let mut spec = spec_of(saved);
         let is_bridge = self.engine.switch() == SwitchKind::Bridge;
-        spec.bridge = is_bridge.then(|| SWITCH.into());
+        spec.bridge = is_bridge.then(|| bridge_of(saved.vni()));
         self.kernel.prepare_pair(&spec).await?;
-        self.engine.add_port(weft_path::Vni::WEFT, &saved.host_interface).await?;
+        self.engine.add_port(saved.vni(), &saved.host_interface).await?;
         self.shortcuts.plugged_in();
         Ok(())
     }
@@ -196,7 +205,7 @@ impl Attachments {
         spec: &AttachSpec,
     ) -> Result<(), KernelError> {
         self.kernel.restore_host_end(spec).await?;
-        self.engine.add_port(weft_path::Vni::WEFT, &saved.host_interface).await?;
+        self.engine.add_port(saved.vni(), &saved.host_interface).await?;
         self.shortcuts.plugged_in();
         Ok(())
     }

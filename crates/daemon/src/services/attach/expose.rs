@@ -9,47 +9,54 @@ use weft_kernel::{AttachSpec, KernelError};
 
 use super::endpoints::nowhere;
 use super::error::AttachError;
-use super::maker::{HOST_ID, Maker};
+use super::maker::{Maker, host_id};
 use super::names::{check_name, printable};
 use super::wanted::Wanted;
 use super::{Attachments, Inner, Saved, kernel_refusal, spec_of, way_out};
 use crate::core::control::Request;
 use crate::core::ranges::Ranges;
-use crate::devices::EXPOSED_INTERFACE;
+use crate::devices::{NETWORK, exposed_on, is_exposed};
+use crate::services::networks::OnNetwork;
 
 impl Attachments {
     /// Serves `weft expose`. Exposing again adds explicit addresses, or changes nothing. The host's name in DNS is
     /// its nickname unless the request has one.
     pub(crate) async fn expose(&self, request: ExposeRequest) -> Result<Attachment, ApiError> {
         self.wait_restored().await;
-        if let Some(ranges) = self.ranges().await {
+        let network = self.networks.join(request.network.as_deref()).await?;
+        if let Some(ranges) = self.ranges(network.vni).await {
             check_prefixes(&request.addresses, &ranges)?;
         }
         let mut inner = self.lock_for_request().await?;
-        Ok(self.put_host_in(&mut inner, request).await?.shown())
+        Ok(self.put_host_in(&mut inner, network, request).await?.shown())
     }
 
-    /// Exposes the host, entirely or not at all.
+    /// Exposes the host to a network, entirely or not at all.
     pub(super) async fn put_host_in(
         &self,
         inner: &mut Inner,
+        network: OnNetwork,
         request: ExposeRequest,
     ) -> Result<Saved, AttachError> {
-        let before = inner.saved.get(HOST_ID).map(|saved| saved.attachment.clone());
+        let id = host_id(&network.name);
+        let before = inner.saved.get(&id).map(|saved| saved.attachment.clone());
         let translated = before.as_ref().is_some_and(|before| before.masquerade);
         let masquerade = request.masquerade.unwrap_or(translated);
         if masquerade && !translated {
+            check_has_way_out(&network)?;
             self.check_forwarding()?;
         }
         let was = before.as_ref().map(|before| before.name.clone());
         let name = request.name.or(was).unwrap_or_else(|| printable(&self.nickname));
         check_name("name", &name)?;
         let wanted = Wanted {
-            sandbox: nowhere(HOST_ID.into(), name.clone()),
+            sandbox: nowhere(id.clone(), name.clone()),
+            id: id.clone(),
             maker: Maker::Host,
             aliases: Vec::new(),
             name,
-            interface: EXPOSED_INTERFACE.into(),
+            interface: exposed_on(network.vni),
+            network,
             mac: None,
             addresses: request.addresses,
             enable_ipv6: request.ipv6,
@@ -61,15 +68,15 @@ impl Attachments {
         if !masquerade {
             return Ok(saved);
         }
-        let Err(error) = self.translate(&saved.attachment).await else { return Ok(saved) };
+        let Err(error) = self.translate(inner).await else { return Ok(saved) };
         match before {
             Some(before) => {
-                if let Some(saved) = inner.saved.get_mut(HOST_ID) {
+                if let Some(saved) = inner.saved.get_mut(&id) {
                     saved.attachment.masquerade = before.masquerade;
                 }
                 self.save_or_later(inner);
             }
-            None => self.end(inner, HOST_ID).await?,
+            None => self.end(inner, &id).await?,
         }
         Err(error.into())
     }
@@ -80,7 +87,8 @@ impl Attachments {
     pub(crate) async fn hide(&self, request: HideRequest) -> Result<Hidden, ApiError> {
         self.wait_restored().await;
         let mut inner = self.lock_for_request().await?;
-        let Some(saved) = inner.saved.get(HOST_ID).cloned() else { return hidden_none(&request) };
+        let id = host_id(request.network.as_deref().unwrap_or(NETWORK));
+        let Some(saved) = inner.saved.get(&id).cloned() else { return hidden_none(&request) };
         let (hidden, kept) = divided(&saved.attachment.addresses, &request.addresses)?;
         inner.check_no_gateway(&hidden)?;
         if kept.is_empty() {
@@ -98,19 +106,21 @@ impl Attachments {
         hidden: &[IpNet],
         kept: Vec<IpNet>,
     ) -> Result<(), ApiError> {
-        let removed = self.kernel.remove_host_addresses(EXPOSED_INTERFACE, hidden).await;
+        let (id, vni) = (before.attachment.id.clone(), before.vni());
+        let interface = &before.attachment.interface;
+        let removed = self.kernel.remove_host_addresses(interface, hidden).await;
         removed.map_err(kernel_refusal)?;
         let mut after = before.clone();
         after.attachment.addresses.clone_from(&kept);
         let mut all = inner.saved.clone();
-        all.insert(HOST_ID.into(), after.clone());
+        all.insert(id.clone(), after.clone());
         if let Err(error) = self.saving.save(all).await {
             self.put_in_again(inner, before).await;
             return Err(error);
         }
-        inner.saved.insert(HOST_ID.into(), after.clone());
-        let (owner, addresses) = (HOST_ID.into(), hidden.to_vec());
-        self.tell(Request::ReleaseSome { owner, addresses, kept }).await;
+        inner.saved.insert(id.clone(), after.clone());
+        let (owner, addresses) = (id, hidden.to_vec());
+        self.tell(Request::ReleaseSome { owner, vni, addresses, kept }).await;
         if after.is_attached() {
             self.tell(Request::Announce { attachment: after.shown().into() }).await;
         }
@@ -118,9 +128,10 @@ impl Attachments {
     }
 
     async fn end_exposure(&self, inner: &mut Inner, saved: Saved) -> Result<(), ApiError> {
-        let removed = self.remove_both_ends(&saved.host_interface).await;
+        let ends = [&saved.host_interface, &saved.attachment.interface];
+        let removed = self.remove_both_ends(ends).await;
         let ended = match removed.map_err(kernel_refusal) {
-            Ok(()) => self.end(inner, HOST_ID).await,
+            Ok(()) => self.end(inner, &saved.attachment.id).await,
             Err(error) => Err(error),
         };
         if ended.is_err() {
@@ -129,8 +140,8 @@ impl Attachments {
         ended
     }
 
-    async fn remove_both_ends(&self, host_interface: &str) -> Result<(), KernelError> {
-        for end in [host_interface, EXPOSED_INTERFACE] {
+    async fn remove_both_ends(&self, ends: [&String; 2]) -> Result<(), KernelError> {
+        for end in ends {
             match self.kernel.detach(end).await {
                 // Another program's device of that name was never ours.
                 Ok(_) | Err(KernelError::NameTaken { .. }) => {}
@@ -143,16 +154,18 @@ impl Attachments {
     /// Exposes the host as before, since a change of it failed.
     async fn put_in_again(&self, inner: &mut Inner, mut saved: Saved) {
         self.plug_in_or_say(&mut saved).await;
-        inner.saved.insert(HOST_ID.into(), saved);
+        inner.saved.insert(saved.attachment.id.clone(), saved);
     }
 
     /// A daemon that was killed while it ended the exposure may have left the interface.
     pub(super) async fn end_lost_exposure(&self, inner: &Inner) {
-        if inner.saved.contains_key(HOST_ID) {
-            return;
-        }
-        if let Err(error) = self.kernel.detach(EXPOSED_INTERFACE).await {
-            tracing::debug!(%error, "an interface of that name is not Weft's");
+        let Ok(links) = self.kernel.link_traffic().await else { return };
+        let known: Vec<&str> = inner.exposed().map(|it| it.attachment.interface.as_str()).collect();
+        let is_lost = |name: &&String| is_exposed(name) && !known.contains(&name.as_str());
+        for interface in links.keys().filter(is_lost) {
+            if let Err(error) = self.kernel.detach(interface).await {
+                tracing::debug!(%error, "an interface of that name is not Weft's");
+            }
         }
     }
 
@@ -164,7 +177,7 @@ impl Attachments {
     ) -> Result<(), KernelError> {
         saved.note(self.kernel.expose(spec).await?);
         saved.condition.way_out = way_out::missing(&saved.attachment, self.kernel.forwarding()?);
-        self.engine.add_port(weft_path::Vni::WEFT, &saved.host_interface).await?;
+        self.engine.add_port(saved.vni(), &saved.host_interface).await?;
         self.shortcuts.plugged_in();
         Ok(())
     }
@@ -175,11 +188,29 @@ impl Attachments {
         let overlaps = self.kernel.host_overlaps(&spec_of(saved)).await?;
         let Some(overlap) = overlaps.first() else { return Ok(()) };
         let (network, route) = (overlap.network, &overlap.route);
+        let interface = &saved.attachment.interface;
         Err(AttachError::HostRoute(format!(
-            "this host reaches {} by a route via {}, and would reach {network} by {EXPOSED_INTERFACE}",
+            "this host reaches {} by a route via {}, and would reach {network} by {interface}",
             route.destination, route.interface
         )))
     }
+}
+
+impl Inner {
+    /// The host's own attachments.
+    fn exposed(&self) -> impl Iterator<Item = &Saved> {
+        self.saved.values().filter(|saved| saved.maker == Maker::Host)
+    }
+}
+
+/// Refuses to translate addresses of a network that has no way out.
+fn check_has_way_out(network: &OnNetwork) -> Result<(), AttachError> {
+    let name = &network.name;
+    if network.internal {
+        let text = format!("network {name} is internal: there is no way out of it");
+        return Err(AttachError::NoWayOut(text));
+    }
+    Ok(())
 }
 
 /// Refuses a prefix that is shorter than its range's: the host would reach foreign addresses by the network.

@@ -8,10 +8,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use weft_container::{Sandbox, SandboxKind};
 use weft_kernel::KernelError;
+use weft_path::Vni;
 
 use super::look;
+use super::maker::command_id;
 use super::{Attachments, Inner, Saved, announce, spec_of};
 use crate::core::control::Request;
+use crate::services::networks::OnNetwork;
 use crate::services::supervisor::{self, Pulse};
 use crate::timestamp;
 
@@ -123,34 +126,49 @@ impl Saved {
 }
 
 impl Inner {
-    /// The attachment whose container ended first.
-    pub(crate) fn longest_gone(&self) -> Option<String> {
+    /// The attachment on a network whose container ended first.
+    pub(crate) fn longest_gone(&self, vni: Vni) -> Option<String> {
+        let is_gone = |saved: &Saved| saved.vni() == vni && saved.keeps_addresses();
+        let gone = self.saved.iter().filter(|(_, saved)| is_gone(saved));
+        gone.min_by_key(|(_, saved)| saved.out_since()).map(|(id, _)| id.clone())
+    }
+
+    /// The attachment on any network whose container ended first.
+    fn longest_gone_of_all(&self) -> Option<String> {
         let gone = self.saved.iter().filter(|(_, saved)| saved.keeps_addresses());
         gone.min_by_key(|(_, saved)| saved.out_since()).map(|(id, _)| id.clone())
     }
 
-    /// The attachment of an ended container that had this address.
-    pub(crate) fn gone_with(&self, address: IpAddr) -> Option<String> {
-        let has =
-            |saved: &Saved| saved.attachment.addresses.iter().any(|net| net.addr() == address);
+    /// The attachment of an ended container that had this address on a network.
+    pub(crate) fn gone_with(&self, vni: Vni, address: IpAddr) -> Option<String> {
+        let has = |saved: &Saved| {
+            let mut addresses = saved.attachment.addresses.iter();
+            saved.vni() == vni && addresses.any(|net| net.addr() == address)
+        };
         let gone = self.saved.iter().find(|(_, saved)| saved.keeps_addresses() && has(saved));
         gone.map(|(id, _)| id.clone())
     }
 
-    /// If the namespace is already attached under another name, returns it as known.
-    pub(crate) fn known_as(&self, found: Sandbox) -> Sandbox {
-        match self.of_namespace(&found) {
-            Some(known) if !self.saved.contains_key(&found.id) => known.sandbox.clone(),
-            _ => found,
+    /// If the namespace is already attached to the network under another name, returns it as known.
+    pub(crate) fn known_as(&self, found: Sandbox, network: &OnNetwork) -> Sandbox {
+        if self.saved.contains_key(&command_id(&found, &network.name)) {
+            return found;
         }
+        let mut known = self.of_namespace(&found);
+        let known = known.find(|known| known.vni() == network.vni).map(|it| it.sandbox.clone());
+        known.unwrap_or(found)
     }
 
-    /// The attachment of a namespace by `weft attach`, by whichever name.
-    pub(crate) fn of_namespace(&self, found: &Sandbox) -> Option<&Saved> {
+    /// The attachments of a namespace by `weft attach`, by whichever name.
+    pub(crate) fn of_namespace<'a>(
+        &'a self,
+        found: &Sandbox,
+    ) -> impl Iterator<Item = &'a Saved> + use<'a> {
         let place = |sandbox: &Sandbox| (sandbox.device, sandbox.inode);
-        self.saved.values().find(|saved| {
+        let wanted = place(found);
+        self.saved.values().filter(move |saved| {
             saved.maker.is_command()
-                && place(&saved.sandbox) == place(found)
+                && place(&saved.sandbox) == wanted
                 && !saved.is_gone()
                 && saved.is_alive()
         })
@@ -173,7 +191,7 @@ impl Attachments {
         self.take_out(&saved).await;
         let gone = inner.saved.values().filter(|saved| saved.keeps_addresses()).count();
         if gone > KEPT_MAX
-            && let Some(first) = inner.longest_gone()
+            && let Some(first) = inner.longest_gone_of_all()
         {
             self.let_go(inner, &first).await;
         }
@@ -216,10 +234,12 @@ impl Attachments {
         for id in due.iter().filter(|id| !over.contains(id)) {
             supervisor::beat();
             let mut found = self.alive(id).await;
-            if found.is_none() && self.may_come_back(id).await {
+            if found.is_none()
+                && let Some(key) = self.may_come_back(id).await
+            {
                 // Docker may be slow, so the lock is not held meanwhile.
-                let again = weft_container::resolve(id, &self.resolve).await.ok();
-                found = again.filter(|again| again.id == *id);
+                let again = weft_container::resolve(&key, &self.resolve).await.ok();
+                found = again.filter(|again| again.id == key);
             }
             let mut inner = self.lock().await;
             match found {
@@ -235,8 +255,11 @@ impl Attachments {
         inner.saved.get(id).filter(|saved| saved.is_alive()).map(|saved| saved.sandbox.clone())
     }
 
-    async fn may_come_back(&self, id: &str) -> bool {
-        self.lock().await.saved.get(id).is_some_and(Saved::may_come_back)
+    /// The key of the container, if it may come back.
+    async fn may_come_back(&self, id: &str) -> Option<String> {
+        let inner = self.lock().await;
+        let saved = inner.saved.get(id).filter(|saved| saved.may_come_back());
+        saved.map(|saved| saved.sandbox.id.clone())
     }
 
     /// A container that could not be attached may have ended meanwhile.
@@ -261,7 +284,7 @@ impl Attachments {
         self.plug_in_or_say(&mut saved).await;
         if saved.is_attached() {
             inner.retries.forget(id);
-            tokio::spawn(announce(self.kernel.clone(), spec_of(&saved)));
+            tokio::spawn(announce(self.kernel.clone(), saved.vni(), spec_of(&saved)));
             tracing::info!(container = %saved.attachment.name, id, "attached again");
         }
         let changed = saved.attachment != before;

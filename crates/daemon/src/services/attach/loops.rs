@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use weft_kernel::BROADCASTS_PER_S_MAX;
 use weft_kernel::engine::{ANNOUNCEMENTS_OF_SENDER_PER_S_MAX, ANNOUNCEMENTS_PER_S_MAX};
-use weft_path::Mac;
+use weft_path::{Mac, Vni};
 
-use super::{Attachments, mac_of};
+use super::{Attachments, Saved, mac_of};
 use crate::services::supervisor::Pulse;
 use crate::upkeep::warnings::Warnings;
 
@@ -112,17 +112,23 @@ impl Attachments {
     /// The warning's text, with the frames' origin.
     async fn going_round(&self, limit: Limit) -> Option<String> {
         let from = match limit {
-            Limit::Copies => self.name_of_sender(self.ports.going_round().1?).await,
+            Limit::Copies => {
+                let (vni, mac) = self.ports.going_round().1?;
+                self.name_of_sender(Some(vni), mac).await
+            }
             Limit::Broadcasts => self.names_of_ports(&self.engine.groups().ports).await?,
-            Limit::Announcements => self.name_of_sender(Mac(self.engine.groups().announcer?)).await,
+            Limit::Announcements => {
+                self.name_of_sender(None, Mac(self.engine.groups().announcer?)).await
+            }
         };
         Some(limit.text(&from))
     }
 
-    /// An address, with the name of the container here that has it.
-    async fn name_of_sender(&self, mac: Mac) -> String {
+    /// An address, with the name of the container here that has it on a network, or on any.
+    async fn name_of_sender(&self, vni: Option<Vni>, mac: Mac) -> String {
         let inner = self.lock().await;
-        let here = inner.saved.values().find(|it| mac_of(&it.attachment) == mac);
+        let on = |it: &&Saved| vni.is_none_or(|vni| it.vni() == vni);
+        let here = inner.saved.values().filter(on).find(|it| mac_of(&it.attachment) == mac);
         here.map_or_else(
             || mac.to_string(),
             |it| format!("{mac} (container {})", it.attachment.name),

@@ -1,7 +1,9 @@
 //! The face that made an attachment: a command, a CNI runtime, Docker's engine, or `weft expose`.
 
 use serde::{Deserialize, Serialize};
-use weft_container::cni;
+use weft_container::{Sandbox, cni};
+
+use crate::devices::NETWORK;
 
 /// The face that made an attachment, with the key by which it knows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,10 +62,25 @@ impl Maker {
     }
 }
 
-/// The key of the host's own attachment in the register.
-pub(super) const HOST_ID: &str = "host:expose";
+/// The key of the host's own attachment to network `weft`.
+const HOST_ID: &str = "host:expose";
 /// The name of [`Maker::Host`] in the CLI and in JSON.
 pub(crate) const EXPOSE: &str = "expose";
+
+/// The key of the host's own attachment to a network in the register.
+pub(super) fn host_id(network: &str) -> String {
+    on(network, HOST_ID)
+}
+
+/// The key of a container that `weft attach` attached to a network. On network `weft` it is that of the container.
+pub(super) fn command_id(sandbox: &Sandbox, network: &str) -> String {
+    on(network, &sandbox.id)
+}
+
+/// A network's name has neither a colon nor a slash, and a container's key begins with its kind and a colon.
+fn on(network: &str, key: &str) -> String {
+    if network == NETWORK { key.to_owned() } else { format!("{network}/{key}") }
+}
 
 /// The key of a CNI runtime's attachment in the register.
 pub(super) fn cni_id(key: &cni::Key) -> String {

@@ -36,6 +36,7 @@ use weft_container::{ResolveOptions, Sandbox};
 use weft_crypto::PeerId;
 use weft_kernel::engine::{KernelEngine, SwitchKind};
 use weft_kernel::{AttachSpec, Kernel, KernelError};
+use weft_path::Vni;
 
 use self::changes::Changes;
 use self::condition::Condition;
@@ -49,7 +50,8 @@ use self::saving::Saving;
 use self::shortcuts::Shortcuts;
 use crate::config::Settings;
 use crate::core::control::Request;
-use crate::devices::{EXPOSED_INTERFACE, SWITCH, TAP, run_segments};
+use crate::devices::{SWITCH, TAP, bridge_of, is_exposed, run_segments};
+use crate::services::networks::{Networks, OnNetwork};
 use crate::services::supervisor;
 use crate::upkeep::store::{Store, StoreError};
 
@@ -74,7 +76,7 @@ pub(crate) struct Attachments {
     /// The domain of containers' names.
     domain: String,
     local: PeerId,
-    mtu: u16,
+    networks: Arc<Networks>,
 }
 
 pub(crate) struct Inner {
@@ -127,10 +129,20 @@ pub(crate) struct Saved {
     pub(crate) attachment: Attachment,
     pub(crate) host_interface: String,
     multicast_route: bool,
+    /// Its network's ports reach no other port of this host.
+    #[serde(default)]
+    isolated: bool,
     #[serde(default)]
     pub(crate) condition: Condition,
     #[serde(default)]
     maker: Maker,
+}
+
+impl Saved {
+    /// Its network.
+    pub(crate) fn vni(&self) -> Vni {
+        Vni(self.attachment.vni)
+    }
 }
 
 /// The attachments that the previous daemon saved.
@@ -163,8 +175,8 @@ impl Attachments {
         engine: KernelEngine,
         control: mpsc::Sender<Request>,
         (ports, shortcuts): (DirectPorts, Shortcuts),
+        networks: Arc<Networks>,
         local: PeerId,
-        mtu: u16,
     ) -> Self {
         let SavedAttachments { store, saved, resolve, nickname, domain } = saved;
         let (shown, _) = watch::channel(Arc::new(saved.values().map(Saved::shown).collect()));
@@ -185,12 +197,16 @@ impl Attachments {
             nickname,
             domain,
             local,
-            mtu,
+            networks,
         }
     }
 
     /// Plugs every saved container that is still alive back in; keeps the addresses of the others for a while.
     pub(crate) async fn restore(&self) {
+        let elsewhere = |it: &Attachment| it.vni != Vni::WEFT.0;
+        if self.shown.borrow().iter().any(elsewhere) {
+            self.networks.settled().await;
+        }
         let Some(mut inner) = self.begin().await else { return };
         for (id, mut saved) in inner.saved.clone() {
             if self.inner.is_closed() {
@@ -200,8 +216,8 @@ impl Attachments {
             // A container restarted meanwhile has another namespace under the same key.
             if !saved.is_alive()
                 && saved.may_come_back()
-                && let Ok(found) = weft_container::resolve(&id, &self.resolve).await
-                && found.id == id
+                && let Ok(found) = weft_container::resolve(&saved.sandbox.id, &self.resolve).await
+                && found.id == saved.sandbox.id
             {
                 saved.sandbox = found;
             }
@@ -228,8 +244,18 @@ impl Attachments {
 
     /// Plugs every container back in after its switch was removed and created again.
     pub(crate) async fn plug_in_all(&self) {
+        self.plug_in_where(|_| true).await;
+    }
+
+    /// The same for the containers of one network.
+    pub(crate) async fn plug_in_on(&self, vni: Vni) {
+        self.plug_in_where(|saved| saved.vni() == vni).await;
+    }
+
+    async fn plug_in_where(&self, is_meant: impl Fn(&Saved) -> bool) {
         let mut inner = self.lock().await;
-        for saved in inner.saved.values_mut().filter(|saved| !saved.is_gone()) {
+        let there = |saved: &&mut Saved| !saved.is_gone() && is_meant(saved);
+        for saved in inner.saved.values_mut().filter(there) {
             if self.inner.is_closed() {
                 return;
             }
@@ -276,6 +302,11 @@ impl Attachments {
     /// Whether that is so.
     pub(crate) fn is_restored(&self) -> bool {
         *self.restored.borrow()
+    }
+
+    /// A network that a container is about to be attached to: see [`Networks::join`].
+    pub(crate) async fn network(&self, name: Option<&str>) -> Result<OnNetwork, ApiError> {
+        self.networks.join(name).await
     }
 
     pub(crate) async fn wait_restored(&self) {
@@ -345,7 +376,7 @@ impl Attachments {
     pub(crate) async fn plug_in(&self, saved: &mut Saved) -> Result<(), KernelError> {
         let mut spec = spec_of(saved);
         let is_bridge = self.engine.switch() == SwitchKind::Bridge;
-        spec.bridge = is_bridge.then(|| SWITCH.into());
+        spec.bridge = is_bridge.then(|| bridge_of(saved.vni()));
         match saved.maker {
             Maker::Docker { .. } => return self.plug_in_endpoint(saved, &spec).await,
             Maker::Host => return self.plug_in_host(saved, &spec).await,
@@ -353,6 +384,7 @@ impl Attachments {
         }
         let support = self.engine.support().borrow().clone();
         let (mut kind, mut reason) = match saved.maker {
+            _ if saved.vni() != Vni::WEFT => (PortKind::Bridge, Some(OTHER_NETWORK.to_owned())),
             Maker::Command => self.ports.kind_of(&self.kernel, &spec, &support).await,
             // Plugins chained behind Weft's work on the pair's end on the host.
             _ => (PortKind::Bridge, Some(RUNTIMES_NEED_PAIRS.to_owned())),
@@ -379,7 +411,7 @@ impl Attachments {
         saved.note(attached);
         saved.attachment.port_reason = reason;
         saved.attachment.port = kind.name().into();
-        self.engine.add_port(weft_path::Vni::WEFT, &saved.host_interface).await?;
+        self.engine.add_port(saved.vni(), &saved.host_interface).await?;
         match kind {
             PortKind::Bridge => self.shortcuts.plugged_in(),
             PortKind::Direct => self.shortcuts.close(&saved.host_interface),
@@ -404,7 +436,9 @@ impl Attachments {
     /// The kernel does not report the bridge's ports; then no container has a shortcut.
     pub(crate) async fn keep_shortcuts(&self) -> Result<(), KernelError> {
         let is_bridge = |saved: &&Saved| {
-            saved.attachment.port == PortKind::Bridge.name() && saved.is_attached()
+            saved.attachment.port == PortKind::Bridge.name()
+                && saved.is_attached()
+                && saved.vni() == Vni::WEFT
         };
         if !self.lock().await.saved.values().any(|saved| is_bridge(&saved)) {
             return Ok(());
@@ -468,7 +502,8 @@ impl Attachments {
         }
         let mut ends = vec![saved.host_interface.as_str()];
         // The other end goes with it, unless somebody renamed it.
-        ends.extend(matches!(saved.maker, Maker::Host).then_some(EXPOSED_INTERFACE));
+        let is_host = matches!(saved.maker, Maker::Host);
+        ends.extend(is_host.then_some(saved.attachment.interface.as_str()));
         for interface in ends {
             if let Err(error) = self.kernel.detach(interface).await {
                 tracing::warn!(%error, interface, "cannot remove an interface");
@@ -479,7 +514,7 @@ impl Attachments {
     /// Tells the other hosts that a container is unreachable.
     pub(crate) async fn withdraw(&self, saved: &Saved) {
         if let Ok(mac) = saved.attachment.mac.parse() {
-            self.tell(Request::Withdraw { mac }).await;
+            self.tell(Request::Withdraw { vni: saved.vni(), mac }).await;
         }
     }
 
@@ -504,14 +539,12 @@ pub(crate) async fn remove_direct_ports(store: &Store, kernel: &Kernel) -> Resul
 }
 
 /// Announces a container's addresses to the network, and repeats it in case a path is only just coming up.
-pub(crate) async fn announce(kernel: Kernel, spec: AttachSpec) {
+pub(crate) async fn announce(kernel: Kernel, vni: Vni, spec: AttachSpec) {
     for pause in ANNOUNCE_AFTER_MS {
         tokio::time::sleep(Duration::from_millis(pause)).await;
         let announced = match spec.namespace.as_os_str().is_empty() {
-            true if spec.name == EXPOSED_INTERFACE => {
-                kernel.announce_from_switch(EXPOSED_INTERFACE, &spec)
-            }
-            true => kernel.announce_from_switch(SWITCH, &spec),
+            true if is_exposed(&spec.name) => kernel.announce_from_switch(&spec.name, &spec),
+            true => kernel.announce_from_switch(&bridge_of(vni), &spec),
             false => kernel.announce(&spec),
         };
         if let Err(error) = announced {
@@ -541,6 +574,7 @@ pub(crate) fn spec_of(saved: &Saved) -> AttachSpec {
         enable_ipv6: saved.condition.enable_ipv6,
         gateways: gateways.clone(),
         multicast_route: saved.multicast_route,
+        isolated: saved.isolated,
         bridge: None,
     }
 }
@@ -559,6 +593,8 @@ pub(crate) fn kernel_refusal(error: KernelError) -> ApiError {
 }
 
 const FILE: &str = "attachments.json";
+/// Why a container on another network than `weft` has a port of the switch.
+const OTHER_NETWORK: &str = "only network weft has direct ports";
 /// Why a container of a runtime has a port of the switch.
 const RUNTIMES_NEED_PAIRS: &str = "container runtimes need the veth pair";
 /// How long a daemon that ends waits for the disk, in milliseconds.

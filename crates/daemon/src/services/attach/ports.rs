@@ -9,12 +9,12 @@ use weft_io::redirect::MacSet;
 use weft_io::tap::{Tap, TapOptions};
 use weft_kernel::engine::Support;
 use weft_kernel::{AttachSpec, Attached, DirectTap, Kernel, KernelError};
-use weft_path::Mac;
+use weft_path::{Mac, Vni};
 
 use super::bypass::Bypass;
 use super::kept_ports::KeptPorts;
 use crate::config::{EngineChoice, PortChoice, Settings};
-use crate::devices::{HOST_INTERFACE, VNI};
+use crate::devices::HOST_INTERFACE;
 use crate::holder::PortKeeper;
 
 /// The kind of a container's port.
@@ -130,7 +130,7 @@ impl DirectPorts {
 
     fn has_one(&self, spec: &AttachSpec) -> bool {
         let engine = self.engine.upgrade();
-        engine.is_some_and(|engine| engine.has_port(VNI, Mac(spec.mac)))
+        engine.is_some_and(|engine| engine.has_port(Vni::WEFT, Mac(spec.mac)))
             || self.kept.has(&spec.namespace)
     }
 
@@ -149,13 +149,13 @@ impl DirectPorts {
         let macs = self.macs.as_ref().map_err(|why| no_port(why.clone()))?;
         let engine = self.engine.upgrade().ok_or_else(|| no_port("weft is stopping".into()))?;
         let mac = Mac(spec.mac);
-        if engine.has_port(VNI, mac)
+        if engine.has_port(Vni::WEFT, mac)
             && let Some(attached) =
                 kernel.attach_direct(spec, &DirectTap { fresh: None, macs }).await?
         {
             return Ok(attached);
         }
-        engine.remove_port(VNI, mac);
+        engine.remove_port(Vni::WEFT, mac);
         let may_offload = engine.offloads().tap_tso.usable();
         let mut queues = self.kept.queues(&spec.namespace, &spec.name);
         if !queues.is_empty()
@@ -163,7 +163,7 @@ impl DirectPorts {
                 kernel.attach_direct(spec, &DirectTap { fresh: None, macs }).await?
         {
             limit(&mut queues, may_offload)?;
-            engine.add_port(VNI, mac, queues).map_err(|error| no_port(error.to_string()))?;
+            engine.add_port(Vni::WEFT, mac, queues).map_err(|error| no_port(error.to_string()))?;
             return Ok(attached);
         }
         let options = TapOptions::new(tap_name(&spec.host_name));
@@ -184,7 +184,7 @@ impl DirectPorts {
             queues
         });
         let queues = keeping.await.map_err(|error| no_port(error.to_string()))?;
-        engine.add_port(VNI, mac, queues).map_err(|error| no_port(error.to_string()))?;
+        engine.add_port(Vni::WEFT, mac, queues).map_err(|error| no_port(error.to_string()))?;
         Ok(attached)
     }
 
@@ -202,7 +202,7 @@ impl DirectPorts {
     /// The engine stops serving a container's direct port.
     pub(crate) fn let_go(&self, mac: Mac) {
         if let Some(engine) = self.engine.upgrade() {
-            engine.remove_port(VNI, mac);
+            engine.remove_port(Vni::WEFT, mac);
         }
     }
 
@@ -237,17 +237,17 @@ impl DirectPorts {
         }
     }
 
-    /// Number of looping group frames, and the sender of the last.
-    pub(crate) fn going_round(&self) -> (u64, Option<Mac>) {
-        let (frames, from) = self.engine.upgrade().map_or((0, None), |it| it.going_round());
-        (frames, from.map(|(_, mac)| mac))
+    /// Number of looping group frames, and the sender of the last, with its network.
+    pub(crate) fn going_round(&self) -> (u64, Option<(Vni, Mac)>) {
+        self.engine.upgrade().map_or((0, None), |it| it.going_round())
     }
 
     /// Traffic of direct ports, by the containers' addresses.
     pub(crate) fn traffic(&self) -> BTreeMap<Mac, PortTraffic> {
         let engine = self.engine.upgrade();
         let of_ports = engine.map(|engine| engine.port_traffic()).unwrap_or_default();
-        of_ports.into_iter().map(|(_, mac, traffic)| (mac, traffic)).collect()
+        let weft = of_ports.into_iter().filter(|(vni, ..)| *vni == Vni::WEFT);
+        weft.map(|(_, mac, traffic)| (mac, traffic)).collect()
     }
 }
 
@@ -347,7 +347,6 @@ mod tests {
 
     use weft_engine::EngineConfig;
     use weft_io::namespace::unshare_network;
-    use weft_path::Vni;
 
     use super::*;
     use crate::config::LaunchOptions;

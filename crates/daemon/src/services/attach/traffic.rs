@@ -5,7 +5,7 @@ use weft_container::Sandbox;
 use weft_engine::PortTraffic;
 
 use super::{Attachments, Saved, kernel_refusal, mac_of};
-use crate::devices::{CONTAINER_INTERFACE, TAP};
+use crate::devices::TAP;
 
 impl Attachments {
     /// Traffic of each container's interface, without containers that are gone. The second value counts packets
@@ -19,7 +19,9 @@ impl Attachments {
             let Some(link) = links.get(&host_interface) else { continue };
             let (direct, dropped) = match direct.get(&mac_of(&attachment)) {
                 None => (PortTraffic::default(), 0),
-                Some(direct) => (*direct, self.dropped_inside(&sandbox).await),
+                Some(direct) => {
+                    (*direct, self.dropped_inside(&sandbox, &attachment.interface).await)
+                }
             };
             all.push(ContainerTraffic {
                 id: attachment.id,
@@ -40,13 +42,10 @@ impl Attachments {
 
     /// Packets that the kernel dropped at a direct port, whose device is inside the container. Mostly these are
     /// packets sent while the engine's queue was full.
-    async fn dropped_inside(&self, sandbox: &Sandbox) -> u64 {
+    async fn dropped_inside(&self, sandbox: &Sandbox, interface: &str) -> u64 {
         let links = self.kernel.link_traffic_in(&sandbox.namespace).await;
         // A container that is ending has no counters.
-        let link = links
-            .ok()
-            .and_then(|links| links.get(CONTAINER_INTERFACE).copied())
-            .unwrap_or_default();
+        let link = links.ok().and_then(|links| links.get(interface).copied()).unwrap_or_default();
         link.dropped_received + link.dropped_sent
     }
 }

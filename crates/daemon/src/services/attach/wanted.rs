@@ -3,9 +3,9 @@
 use std::time::SystemTime;
 
 use ipnet::IpNet;
-use weft_api::Attachment;
+use weft_api::{ApiError, Attachment, ErrorKind};
 use weft_container::Sandbox;
-use weft_path::Mac;
+use weft_path::{Mac, Vni};
 
 use super::condition::Condition;
 use super::error::AttachError;
@@ -13,12 +13,16 @@ use super::maker::Maker;
 use super::ports::PortKind;
 use super::{Attachments, Inner, Saved, announce, kept, spec_of};
 use crate::core::control::Request;
-use crate::devices::{HANDED_INTERFACE, HOST_INTERFACE, NETWORK};
+use crate::devices::{HANDED_INTERFACE, HOST_INTERFACE};
+use crate::services::networks::OnNetwork;
 use crate::timestamp;
 
 /// An attachment as a face asks for it.
 pub(super) struct Wanted {
-    /// The namespace, and the key of the attachment.
+    /// The key of the attachment.
+    pub(super) id: String,
+    pub(super) network: OnNetwork,
+    /// The namespace.
     pub(super) sandbox: Sandbox,
     pub(super) maker: Maker,
     /// The container's name as its users know it.
@@ -58,12 +62,14 @@ impl Attachments {
         inner: &mut Inner,
         wanted: Wanted,
     ) -> Result<Saved, AttachError> {
-        let id = wanted.sandbox.id.clone();
+        let id = wanted.id.clone();
+        inner.check_network(&wanted)?;
         let before = inner.saved.get(&id).cloned();
-        let (addresses, new) =
-            self.addresses(inner, &id, &wanted.addresses, before.as_ref()).await?;
+        let (addresses, new) = self
+            .addresses(inner, (&id, wanted.network.vni), &wanted.addresses, before.as_ref())
+            .await?;
         let gateways = match wanted.default_route {
-            true => self.gateways(inner, &addresses),
+            true => self.gateways(inner, &wanted.network, &addresses),
             false => {
                 Ok(before.as_ref().map(|it| it.attachment.gateways.clone()).unwrap_or_default())
             }
@@ -71,16 +77,22 @@ impl Attachments {
         let gateways = match gateways {
             Ok(gateways) => gateways,
             Err(error) => {
-                self.give_back(&id, before.as_ref(), new).await;
+                self.give_back((&id, wanted.network.vni), before.as_ref(), new).await;
                 return Err(error);
             }
         };
+        let vni = wanted.network.vni;
         let mut saved = self.describe(wanted, addresses, before.as_ref());
         saved.attachment.gateways = gateways;
+        let apart = inner.check_apart(&saved);
+        if let Err(error) = apart {
+            self.give_back((&id, vni), before.as_ref(), new).await;
+            return Err(error);
+        }
         // Nothing is attached that could not be saved.
         inner.saved.insert(id.clone(), saved.clone());
         if let Err(error) = self.saving.save(inner.saved.clone()).await {
-            self.put_back(inner, &id, before, new).await;
+            self.put_back(inner, (&id, vni), before, new).await;
             return Err(error.into());
         }
         let plugged_in = match self.look_at_routes(&mut saved, before.is_some()).await {
@@ -92,7 +104,7 @@ impl Attachments {
                 Some(before) if before.is_attached() => self.take_addresses(before, &new).await,
                 _ => self.take_out(&saved).await,
             }
-            self.put_back(inner, &id, before, new).await;
+            self.put_back(inner, (&id, vni), before, new).await;
             self.save_or_later(inner);
             return Err(error);
         }
@@ -102,14 +114,20 @@ impl Attachments {
             self.save_or_later(inner);
         }
         self.tell(Request::Announce { attachment: saved.shown().into() }).await;
-        tokio::spawn(announce(self.kernel.clone(), spec_of(&saved)));
+        tokio::spawn(announce(self.kernel.clone(), vni, spec_of(&saved)));
         tracing::info!(container = %saved.attachment.name, id, by = saved.maker.name(), "attached");
         Ok(saved)
     }
 
     /// Restores an attachment to its earlier state, and releases the addresses it got since.
-    async fn put_back(&self, inner: &mut Inner, id: &str, before: Option<Saved>, new: Vec<IpNet>) {
-        self.give_back(id, before.as_ref(), new).await;
+    async fn put_back(
+        &self,
+        inner: &mut Inner,
+        (id, vni): (&str, Vni),
+        before: Option<Saved>,
+        new: Vec<IpNet>,
+    ) {
+        self.give_back((id, vni), before.as_ref(), new).await;
         match before {
             Some(before) => drop(inner.saved.insert(id.into(), before)),
             None => drop(inner.saved.remove(id)),
@@ -145,15 +163,17 @@ impl Attachments {
         addresses: Vec<IpNet>,
         before: Option<&Saved>,
     ) -> Saved {
-        let Wanted { sandbox, maker, name, aliases, interface, mac, .. } = wanted;
+        let Wanted { id, network, sandbox, maker, name, aliases, interface, mac, .. } = wanted;
         let Wanted { enable_ipv6, multicast_route, masquerade, .. } = wanted;
-        let derived = self.derived(&sandbox.id);
+        // Containers reach the host.
+        let isolated = network.isolated && maker != Maker::Host;
+        let derived = self.derived(&id);
         let since = before.filter(|before| before.is_attached()).map_or_else(
             || timestamp::format(SystemTime::now()),
             |before| before.attachment.since.clone(),
         );
         let attachment = Attachment {
-            id: sandbox.id.clone(),
+            id,
             name,
             aliases,
             interface,
@@ -161,11 +181,11 @@ impl Attachments {
             addresses,
             gateways: Vec::new(),
             masquerade,
-            mtu: before.map_or(self.mtu, |before| before.attachment.mtu),
+            mtu: before.map_or(network.mtu, |before| before.attachment.mtu),
             port: PortKind::Bridge.name().into(),
             port_reason: None,
-            network: NETWORK.into(),
-            vni: 1,
+            vni: network.vni.0,
+            network: network.name,
             made_by: maker.name().into(),
             since,
             state: kept::ATTACHED.into(),
@@ -178,8 +198,52 @@ impl Attachments {
             attachment,
             host_interface: derived.host_interface,
             multicast_route,
+            isolated,
             condition: Condition::wanted(enable_ipv6, before.map(|before| &before.condition)),
             maker,
         }
+    }
+}
+
+impl Inner {
+    /// Refuses to move an attachment to another network.
+    fn check_network(&self, wanted: &Wanted) -> Result<(), AttachError> {
+        let before = self.saved.get(&wanted.id).map(|saved| &saved.attachment);
+        let Some(before) = before.filter(|it| it.vni != wanted.network.vni.0) else {
+            return Ok(());
+        };
+        let text = format!(
+            "{} is attached to network {}: detach it first to attach it to network {}",
+            before.name, before.network, wanted.network.name
+        );
+        Err(ApiError::new(ErrorKind::Conflict, text).into())
+    }
+
+    /// Refuses a container whose other network leads to the same addresses: it would reach them on one of the two.
+    fn check_apart(&self, new: &Saved) -> Result<(), AttachError> {
+        let place = |saved: &Saved| (saved.sandbox.device, saved.sandbox.inode);
+        let is_beside = |saved: &&Saved| {
+            new.maker.has_namespace()
+                && saved.maker.has_namespace()
+                && place(saved) == place(new)
+                && saved.vni() != new.vni()
+                && saved.is_attached()
+        };
+        let nets = |saved: &Saved| saved.attachment.addresses.clone();
+        let overlaps = |saved: &Saved| {
+            let (own, others) = (nets(new), nets(saved));
+            own.iter().any(|net| {
+                others.iter().any(|it| it.contains(&net.network()) || net.contains(&it.network()))
+            })
+        };
+        let Some(other) = self.saved.values().filter(is_beside).find(|it| overlaps(it)) else {
+            return Ok(());
+        };
+        let (name, first) = (&new.attachment.name, &other.attachment.network);
+        let second = &new.attachment.network;
+        let text = format!(
+            "{name} is on network {first} already, whose addresses overlap with those of network {second}: create one of them with another --subnet"
+        );
+        Err(ApiError::new(ErrorKind::Conflict, text).into())
     }
 }

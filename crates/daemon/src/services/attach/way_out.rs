@@ -12,9 +12,10 @@ use weft_api::{ApiError, Attachment, ErrorKind};
 use weft_kernel::{Forwarding, Kernel, KernelError, Masquerade, Translated};
 
 use super::error::AttachError;
-use super::maker::HOST_ID;
+use super::maker::{EXPOSE, Maker, host_id};
 use super::{Attachments, Inner, Saved, kept, mac_of};
-use crate::devices::EXPOSED_INTERFACE;
+use crate::devices::NETWORK;
+use crate::services::networks::OnNetwork;
 use crate::services::supervisor::Pulse;
 
 /// The interval between checks of the host's switches of forwarding, which no notice reports.
@@ -31,22 +32,31 @@ impl Attachments {
     pub(super) fn gateways(
         &self,
         inner: &Inner,
+        network: &OnNetwork,
         addresses: &[IpNet],
     ) -> Result<Vec<IpAddr>, AttachError> {
-        let host = inner.saved.get(HOST_ID).filter(|host| host.is_attached());
+        let name = &network.name;
+        if network.internal {
+            let text = format!("network {name} is internal: there is no way out of it");
+            return Err(AttachError::NoWayOut(text));
+        }
+        let host = inner.saved.get(&host_id(name)).filter(|host| host.is_attached());
         let Some(host) = host.map(Saved::shown) else {
-            let text =
-                "this host has no address on the network; run weft expose --masquerade first";
-            return Err(AttachError::NoWayOut(text.into()));
+            let expose = match name.as_str() {
+                NETWORK => "weft expose --masquerade".to_owned(),
+                name => format!("weft expose --network {name} --masquerade"),
+            };
+            let text = format!("this host has no address on network {name}; run {expose} first");
+            return Err(AttachError::NoWayOut(text));
         };
         let forwarding = self.kernel.forwarding()?;
         gateways_among(&host.addresses, addresses, forwarding).map_err(AttachError::NoWayOut)
     }
 
     /// Starts to translate the addresses of containers that leave the network through this host.
-    pub(super) async fn translate(&self, host: &Attachment) -> Result<(), KernelError> {
-        let mut rules = Masquerade::new(self.kernel.clone(), EXPOSED_INTERFACE)?;
-        rules.set(&translated(host)).await.map(drop)
+    pub(super) async fn translate(&self, inner: &Inner) -> Result<(), KernelError> {
+        let hosts = inner.saved.values().map(|saved| &saved.attachment);
+        Masquerade::new(self.kernel.clone()).set(&all_translated(hosts)).await.map(drop)
     }
 
     /// Refuses a host that passes nothing on. Weft does not switch that on: it would make the host a router
@@ -61,12 +71,16 @@ impl Attachments {
     /// Records whether this host passes on what its rules translate.
     async fn note_forwarding(&self, forwarding: Forwarding) {
         let mut inner = self.lock().await;
-        let Some(saved) = inner.inner.saved.get(HOST_ID) else { return };
-        let notes = missing(&saved.attachment, forwarding);
-        if saved.condition.way_out != notes
-            && let Some(saved) = inner.saved.get_mut(HOST_ID)
-        {
-            saved.condition.way_out = notes;
+        let differs = |(id, saved): (&String, &Saved)| {
+            let notes = missing(&saved.attachment, forwarding);
+            let is_new = saved.maker == Maker::Host && saved.condition.way_out != notes;
+            is_new.then(|| (id.clone(), notes))
+        };
+        let new: Vec<_> = inner.inner.saved.iter().filter_map(differs).collect();
+        for (id, notes) in new {
+            if let Some(saved) = inner.saved.get_mut(&id) {
+                saved.condition.way_out = notes;
+            }
         }
     }
 }
@@ -114,14 +128,17 @@ fn gateways_among(
     ))
 }
 
-/// The packets that a host translates; of no network if it translates none.
+/// The packets that the host translates, by its interfaces.
+fn all_translated<'a>(all: impl Iterator<Item = &'a Attachment>) -> Vec<Translated> {
+    let on = |it: &&Attachment| it.made_by == EXPOSE && it.masquerade && it.state == kept::ATTACHED;
+    all.filter(on).map(translated).collect()
+}
+
 fn translated(host: &Attachment) -> Translated {
-    let on = host.masquerade && host.state == kept::ATTACHED;
-    let all = host.addresses.iter().filter(|_| on);
-    let mut networks: Vec<IpNet> = all.map(IpNet::trunc).collect();
-    networks.sort();
-    networks.dedup();
-    Translated { networks, mac: mac_of(host).0 }
+    let mut ranges: Vec<IpNet> = host.addresses.iter().map(IpNet::trunc).collect();
+    ranges.sort();
+    ranges.dedup();
+    Translated { interface: host.interface.clone(), ranges, mac: mac_of(host).0 }
 }
 
 /// What a host that translates addresses does not pass on, with the remedy.
@@ -142,7 +159,7 @@ pub(super) fn missing(host: &Attachment, forwarding: Forwarding) -> Vec<String> 
 
 /// Keeps the rules of the way out, for as long as it is polled.
 pub(crate) async fn keep(kernel: Kernel, attachments: Arc<Attachments>, pulse: Pulse) {
-    let Ok(mut rules) = Masquerade::new(kernel.clone(), EXPOSED_INTERFACE) else { return };
+    let mut rules = Masquerade::new(kernel.clone());
     let mut shown = attachments.shown();
     let mut told = None;
     loop {
@@ -167,14 +184,12 @@ async fn follow(
     let mut watch = rules.watch()?;
     let mut last = None;
     loop {
-        let host = shown.borrow_and_update().iter().find(|it| it.id == HOST_ID).cloned();
-        let nothing = || Translated { networks: Vec::new(), mac: [0; 6] };
-        let wanted = host.as_ref().map_or_else(nothing, translated);
-        let is_over = wanted.networks.is_empty() && last.as_ref() == Some(&wanted);
+        let wanted = all_translated(shown.borrow_and_update().iter());
+        let is_over = wanted.is_empty() && last.as_ref() == Some(&wanted);
         if !is_over {
             match rules.set(&wanted).await {
                 // Without the program there never was a rule.
-                Err(KernelError::NftMissing { .. }) if wanted.networks.is_empty() => {}
+                Err(KernelError::NftMissing { .. }) if wanted.is_empty() => {}
                 Ok(true) if last.as_ref() == Some(&wanted) => {
                     tracing::warn!(
                         "another program changed the rules of weft expose --masquerade; restored them"
@@ -184,7 +199,7 @@ async fn follow(
             }
             attachments.note_forwarding(kernel.forwarding()?).await;
         }
-        let on = !wanted.networks.is_empty();
+        let on = !wanted.is_empty();
         last = Some(wanted);
         let next = async {
             tokio::select! {
@@ -214,7 +229,7 @@ mod tests {
 
     fn host(masquerade: bool, state: &str) -> Attachment {
         let text = format!(
-            r#"{{"id":"host:expose","name":"one","interface":"weft-host","mac":"02:00:00:00:00:07",
+            r#"{{"id":"host:expose","name":"one","made_by":"expose","interface":"weft-host","mac":"02:00:00:00:00:07",
             "masquerade":{masquerade},"state":"{state}","mtu":1388,"since":"",
             "addresses":["10.32.0.5/12","fd00::a20:5/64","10.40.0.5/12"]}}"#
         );
@@ -240,9 +255,16 @@ mod tests {
     #[test]
     fn a_host_translates_its_networks_while_it_is_exposed() {
         let wanted = nets(&["10.32.0.0/12", "fd00::/64"]);
-        assert_eq!(translated(&host(true, kept::ATTACHED)).networks, wanted);
-        assert_eq!(translated(&host(false, kept::ATTACHED)).networks, []);
-        assert_eq!(translated(&host(true, kept::FAILED)).networks, []);
+        let found = |host: &Attachment| {
+            let all = all_translated([host].into_iter());
+            all.into_iter().map(|it| (it.interface, it.ranges)).collect::<Vec<_>>()
+        };
+        let on = ("weft-host".to_owned(), wanted);
+        assert_eq!(found(&host(true, kept::ATTACHED)), [on]);
+        assert_eq!(found(&host(false, kept::ATTACHED)), []);
+        assert_eq!(found(&host(true, kept::FAILED)), []);
+        let container = Attachment { made_by: "attach".into(), ..host(true, kept::ATTACHED) };
+        assert_eq!(found(&container), []);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use weft_api::call::Nothing;
+use weft_api::{ApiError, ErrorKind};
 use weft_container::cni::{
     Answer, Attach, Attached, BOOT_ID_FILE, Checked, Deletions, Detach, Key, Listed, Readiness,
     Reaper, Refusal, Tombstones, boot_id, now_ns,
@@ -17,7 +18,6 @@ use weft_container::cni::{
 use super::attach::Attachments;
 use super::supervisor::Pulse;
 use crate::config::Settings;
-use crate::devices::NETWORK;
 
 /// The interval between two looks at tombstones and namespaces, in seconds.
 const LOOK_EVERY_S: u64 = 30;
@@ -44,10 +44,14 @@ impl Cni {
     /// Serves ADD.
     pub(crate) async fn attach(&self, attach: Attach) -> Answer<Attached> {
         let _ = self.caught_up.subscribe().wait_for(|caught_up| *caught_up).await;
-        let Some(ranges) = self.attachments.ranges().await else { return stopping() };
+        let network = match self.attachments.network(Some(&attach.wishes.network)).await {
+            Ok(network) => network,
+            Err(error) => return refused(&error),
+        };
+        let Some(ranges) = self.attachments.ranges(network.vni).await else { return stopping() };
         let (key, started_ns) = (attach.key.clone(), attach.started_ns);
         let may = || self.with_deletions(|deletions| deletions.allows(&key, started_ns, now_ns()));
-        answer(self.attachments.attach_cni(attach, &ranges, may).await)
+        answer(self.attachments.attach_cni(attach, (network, &ranges), may).await)
     }
 
     /// Serves DEL.
@@ -71,14 +75,15 @@ impl Cni {
 
     /// Serves STATUS.
     pub(crate) async fn status(&self, network: &str) -> Readiness {
-        if network != NETWORK {
-            return Readiness::Unready(format!("Weft has no network {network}, but {NETWORK}"));
-        }
         if !self.attachments.is_restored() {
             let text = "the containers of the last run are being attached again";
             return Readiness::Unready(text.to_owned());
         }
-        match self.attachments.ranges().await {
+        let network = match self.attachments.network(Some(network)).await {
+            Ok(network) => network,
+            Err(error) => return Readiness::Unready(error.error),
+        };
+        match self.attachments.ranges(network.vni).await {
             Some(ranges) => ranges.waiting.map_or(Readiness::Ready, Readiness::Unready),
             None => Readiness::Unready("weft is stopping".to_owned()),
         }
@@ -149,6 +154,14 @@ fn answer<T>(result: Result<T, (Refusal, String)>) -> Answer<T> {
         Ok(done) => Answer::Done(done),
         Err((refusal, why)) => Answer::Refused(refusal, why),
     }
+}
+
+fn refused<T>(error: &ApiError) -> Answer<T> {
+    let refusal = match error.kind {
+        ErrorKind::BadRequest | ErrorKind::NotFound | ErrorKind::Conflict => Refusal::Invalid,
+        ErrorKind::Unavailable | ErrorKind::Internal => Refusal::Busy,
+    };
+    Answer::Refused(refusal, error.error.clone())
 }
 
 fn stopping<T>() -> Answer<T> {

@@ -6,18 +6,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use tokio::sync::Mutex;
+use weft_api::{ErrorKind, NetworkRemoveRequest};
 use weft_container::docker_plugin::{
     AddressRequest, Backend, BackendError, Link, LinkRequest, NetworkInfo, NetworkName,
     NetworkRequest, State,
 };
 use weft_kernel::KernelError;
 use weft_mesh::AddressError;
+use weft_path::Vni;
 
 use crate::core::control::Request;
 use crate::core::ranges::Ranges;
 use crate::services::attach::endpoints::is_plugin_owner;
 use crate::services::attach::saving::Saving;
 use crate::services::attach::{AttachError, Attachments};
+use crate::services::networks::{Networks, OnNetwork};
+use crate::upkeep::store::{Store, StoreError};
+
+/// The file of the promises made to Docker.
+pub(super) const FILE: &str = "docker.json";
+/// The file of the networks that were created for it.
+const MADE_FILE: &str = "docker-networks.json";
 
 /// The interval between two questions whether addresses can be given, in milliseconds.
 const READY_POLL_MS: u64 = 100;
@@ -26,22 +36,77 @@ const CLAIMS_MAX: usize = 64;
 
 pub(super) struct DaemonBackend {
     attachments: Arc<Attachments>,
+    networks: Arc<Networks>,
     saving: Saving<State>,
+    /// The networks that were created for Docker: they go with Docker's.
+    made: Mutex<BTreeSet<NetworkName>>,
+    saving_made: Saving<BTreeSet<NetworkName>>,
 }
 
 impl DaemonBackend {
-    pub(super) const fn new(attachments: Arc<Attachments>, saving: Saving<State>) -> Self {
-        Self { attachments, saving }
+    pub(super) fn new(
+        attachments: Arc<Attachments>,
+        networks: Arc<Networks>,
+        store: &Store,
+    ) -> Result<Self, StoreError> {
+        let made = store.load(MADE_FILE)?.unwrap_or_default();
+        Ok(Self {
+            attachments,
+            networks,
+            saving: Saving::new(store.clone(), FILE),
+            made: Mutex::new(made),
+            saving_made: Saving::new(store.clone(), MADE_FILE),
+        })
     }
 
-    async fn ranges(&self) -> Result<Ranges, BackendError> {
-        self.attachments.ranges().await.ok_or_else(stopping)
+    async fn ranges(&self, vni: Vni) -> Result<Ranges, BackendError> {
+        self.attachments.ranges(vni).await.ok_or_else(stopping)
+    }
+
+    /// A network of Docker's, which this host holds.
+    async fn network(&self, name: &NetworkName) -> Result<OnNetwork, BackendError> {
+        let network = self.networks.join(Some(name.as_str())).await;
+        network.map_err(|error| failed(&format!("use network {name}"), &error.error))
+    }
+
+    /// Creates a network for Docker, or uses the one that there is.
+    async fn open_other(&self, request: NetworkRequest) -> Result<NetworkInfo, BackendError> {
+        // Docker itself holds that its network is internal. Weft's cannot follow it: the pool is asked for before, and
+        // hosts would differ.
+        let NetworkRequest { name, ranges, .. } = request;
+        let clash = |why: String| BackendError::Clash { network: name.clone(), why };
+        let weft: Vec<IpNet> = self.ranges(Vni::WEFT).await?.all().collect();
+        let mut made = self.made.lock().await;
+        let known = self.networks.known(name.as_str()).await;
+        if !known.map_err(|error| clash(error.error))?.is_some_and(|network| network.created) {
+            let created = self.networks.create_as(name.as_str(), &ranges, &weft).await;
+            if created.map_err(|error| clash(error.error))? {
+                made.insert(name.clone());
+                let saved = self.saving_made.save(made.clone()).await;
+                saved.map_err(|error| failed("save the networks of Docker", &error.error))?;
+            }
+        }
+        drop(made);
+        let vni = self.network(&name).await?.vni;
+        let own: Vec<IpNet> = self.ranges(vni).await?.all().collect();
+        if let Some(range) = ranges.iter().find(|range| !own.contains(range)) {
+            let list: Vec<String> = own.iter().map(ToString::to_string).collect();
+            return Err(clash(format!(
+                "it has the ranges {}, and not {range}: create Docker's network with --ipam-opt network={name}",
+                list.join(", ")
+            )));
+        }
+        let shares = own.iter().all(|range| weft.contains(range));
+        let allocator = if shares { NetworkName::ready() } else { name };
+        Ok(NetworkInfo { allocator, ranges: own, gateways: Vec::new() })
     }
 
     /// Claims an address of a part of the network's range.
     async fn allocate_within(&self, request: &AddressRequest) -> Result<IpAddr, BackendError> {
+        let vni = self.network(&request.allocator).await?.vni;
         let held = self.attachments.allocations().await.into_iter();
-        let taken: BTreeSet<IpAddr> = held.map(|held| held.address).collect();
+        let taken: BTreeSet<IpAddr> =
+            held.filter(|held| held.vni == vni).map(|held| held.address).collect();
         let free = request.range.hosts().filter(|address| !taken.contains(address));
         let mut last = None;
         for address in free.take(CLAIMS_MAX) {
@@ -70,7 +135,8 @@ impl DaemonBackend {
         request: &AddressRequest,
         explicit: Option<IpNet>,
     ) -> Result<IpAddr, BackendError> {
-        let given = match self.attachments.addresses_for(&request.owner, explicit).await {
+        let vni = self.network(&request.allocator).await?.vni;
+        let given = match self.attachments.addresses_for((&request.owner, vni), explicit).await {
             Ok(given) => given,
             // A gateway or another address that Docker on another host keeps from its containers too.
             Err(AttachError::Address(AddressError::Taken { address, container, .. }))
@@ -89,24 +155,25 @@ impl DaemonBackend {
 impl Backend for DaemonBackend {
     async fn wait_ready(&self) -> Result<(), BackendError> {
         self.attachments.wait_restored().await;
-        while self.ranges().await?.waiting.is_some() {
+        while self.ranges(Vni::WEFT).await?.waiting.is_some() {
             tokio::time::sleep(Duration::from_millis(READY_POLL_MS)).await;
         }
         Ok(())
     }
 
     async fn open_network(&self, request: NetworkRequest) -> Result<NetworkInfo, BackendError> {
-        let NetworkRequest { name, ranges, external, .. } = request;
+        let name = request.name.clone();
         let clash = |why: String| BackendError::Clash { network: name.clone(), why };
-        if !name.is_ready() {
-            return Err(clash("this version of Weft has the network weft only".to_owned()));
-        }
-        if external {
+        if request.external {
             return Err(clash(
                 "Weft gives its addresses: leave out -o weft.ipam=external".to_owned(),
             ));
         }
-        let own: Vec<IpNet> = self.ranges().await?.all().collect();
+        if !name.is_ready() {
+            return self.open_other(request).await;
+        }
+        let ranges = request.ranges;
+        let own: Vec<IpNet> = self.ranges(Vni::WEFT).await?.all().collect();
         if let Some(range) = ranges.iter().find(|range| !own.contains(range)) {
             let own: Vec<String> = own.iter().map(ToString::to_string).collect();
             return Err(clash(format!("it has the ranges {}, and not {range}", own.join(", "))));
@@ -114,18 +181,35 @@ impl Backend for DaemonBackend {
         Ok(NetworkInfo { allocator: name, ranges: own, gateways: Vec::new() })
     }
 
-    async fn close_network(&self, _: NetworkName) -> Result<(), BackendError> {
-        // The network weft is there by itself.
-        Ok(())
+    async fn close_network(&self, name: NetworkName) -> Result<(), BackendError> {
+        let mut made = self.made.lock().await;
+        if !made.contains(&name) {
+            return Ok(());
+        }
+        // Containers of others may be on it: then it stays until a user removes it.
+        match self.networks.remove(NetworkRemoveRequest { name: name.as_str().to_owned() }).await {
+            Ok(_) => {}
+            Err(error) if error.kind == ErrorKind::Unavailable => {
+                return Err(failed("remove a network", &error.error));
+            }
+            Err(error) => tracing::info!(network = %name, error = error.error, "network kept"),
+        }
+        made.remove(&name);
+        let saved = self.saving_made.save(made.clone()).await;
+        saved.map_err(|error| failed("save the networks of Docker", &error.error))
     }
 
     async fn allocate(&self, request: AddressRequest) -> Result<IpAddr, BackendError> {
         match request.address {
             Some(address) => self.claim(&request, address).await,
-            None if self.ranges().await?.all().any(|range| range == request.range) => {
-                self.ask(&request, None).await
+            None => {
+                let vni = self.network(&request.allocator).await?.vni;
+                let is_whole = self.ranges(vni).await?.all().any(|range| range == request.range);
+                match is_whole {
+                    true => self.ask(&request, None).await,
+                    false => self.allocate_within(&request).await,
+                }
             }
-            None => self.allocate_within(&request).await,
         }
     }
 
@@ -135,9 +219,10 @@ impl Backend for DaemonBackend {
     }
 
     async fn prepare_link(&self, request: LinkRequest) -> Result<Link, BackendError> {
-        let ranges = self.ranges().await?.all().collect();
+        let network = self.network(&request.network).await?;
+        let ranges = self.ranges(network.vni).await?.all().collect();
         let what = "make the interface of a container";
-        let made = self.attachments.prepare_endpoint(request).await;
+        let made = self.attachments.prepare_endpoint(network, request).await;
         let (interface, _) = made.map_err(|error| failed(what, &error))?;
         Ok(Link { interface, ranges })
     }

@@ -15,19 +15,18 @@ use std::time::Duration;
 
 use weft_api::ApiListener;
 use weft_container::docker_plugin::{Plugin, Reconciled, State, router};
+use weft_path::Vni;
 
-use self::backend::DaemonBackend;
+use self::backend::{DaemonBackend, FILE};
 use self::listing::Lists;
 pub(crate) use self::socket::{plugin_socket, prepare};
 use super::attach::Attachments;
-use super::attach::saving::Saving;
+use super::networks::Networks;
 use super::supervisor::Pulse;
 use crate::config::Settings;
 use crate::upkeep::store::{Store, StoreError};
 use crate::upkeep::warnings::Warnings;
 
-/// The file of the promises made to Docker.
-const FILE: &str = "docker.json";
 /// The interval between two comparisons with Docker's lists, in seconds.
 const COMPARE_EVERY_S: u64 = 30;
 /// The same until an engine has the ready network, in seconds.
@@ -47,6 +46,7 @@ pub(crate) struct Docker {
     passed: Mutex<Option<OwnedFd>>,
     plugin: Plugin<DaemonBackend>,
     attachments: Arc<Attachments>,
+    networks: Arc<Networks>,
     lists: Lists,
     /// Whether Docker has, or has had, the ready network in this run.
     offered: AtomicBool,
@@ -61,14 +61,13 @@ impl Docker {
     pub(crate) fn new(
         settings: &Settings,
         store: &Store,
-        attachments: Arc<Attachments>,
+        (attachments, networks): (Arc<Attachments>, Arc<Networks>),
         passed: Option<OwnedFd>,
         warnings: Warnings,
     ) -> Result<Self, StoreError> {
         let state: Option<State> = store.load(FILE)?;
         let state = state.unwrap_or_else(|| State::new(rand::random()));
-        let backend =
-            DaemonBackend::new(Arc::clone(&attachments), Saving::new(store.clone(), FILE));
+        let backend = DaemonBackend::new(Arc::clone(&attachments), Arc::clone(&networks), store)?;
         let socket = plugin_socket(settings);
         let driver = socket.as_deref().and_then(|path| path.file_stem()).and_then(|it| it.to_str());
         let lists = Lists::new(&attachments.resolve.docker_socket, driver.unwrap_or(DRIVER));
@@ -77,6 +76,7 @@ impl Docker {
             passed: Mutex::new(passed),
             plugin: Plugin::new(backend, state),
             attachments,
+            networks,
             lists,
             offered: AtomicBool::new(false),
             warnings,
@@ -96,7 +96,12 @@ impl Docker {
 
     async fn plugin_is_ready(&self) {
         self.attachments.wait_restored().await;
-        while self.attachments.ranges().await.is_some_and(|ranges| ranges.waiting.is_some()) {
+        while self
+            .attachments
+            .ranges(Vni::WEFT)
+            .await
+            .is_some_and(|ranges| ranges.waiting.is_some())
+        {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     }
@@ -118,7 +123,7 @@ impl Docker {
             self.attachments.name_endpoints(&read.names).await;
         }
         let networks = read.map(|read| read.ours);
-        let listing = self.attachments.docker_listing(networks).await;
+        let listing = self.attachments.docker_listing(networks, &self.networks).await;
         let Reconciled { unknown_networks, missing_links } = self.plugin.reconcile(&listing).await;
         let mut warnings: Vec<String> = unreadable.into_iter().collect();
         warnings.extend(unknown_networks.iter().map(|network| {
@@ -144,7 +149,7 @@ impl Docker {
                 return None;
             }
         }
-        let range = self.attachments.ranges().await?.v4;
+        let range = self.attachments.ranges(Vni::WEFT).await?.v4;
         match self.lists.create_ready(range).await {
             Ok(()) => {
                 tracing::info!("created the network weft in Docker");
