@@ -310,3 +310,28 @@ fn many_adds_and_dels_at_once_with_kills_of_the_daemon_leave_nothing() -> anyhow
     ensure!(used == CONTAINERS as u64, "{used} addresses are in use: {ipam}");
     Ok(())
 }
+
+#[test]
+fn a_configuration_names_its_network() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[])?;
+    let host = lab.host(0);
+    let plugin = Plugin::of(&lab, host)?;
+    let namespace = lab.sandbox.add_netns("cni")?;
+    let shop = json!({ "network": "shop" });
+    let (code, answer) = plugin.run("ADD", "a", Some(&namespace), &shop)?;
+    ensure!(code != 0 && answer.to_string().contains("weft network create shop"), "{answer}");
+    let made = lab.host(1).weft_json(&["network", "create", "shop"])?;
+    try_wait_until("the network to be known", LIMIT, || {
+        Ok(plugin.run("STATUS", "x", None, &shop).is_ok_and(|(code, _)| code == 0))
+    })?;
+    let added = plugin.good_with("ADD", "a", Some(&namespace), &shop)?;
+    let range = made["subnet"].as_str().context("a range")?;
+    let prefix = range.split('/').next().context("a range")?.trim_end_matches("0.0");
+    let address = added["ips"][0]["address"].as_str().context("no address")?.to_owned();
+    ensure!(address.starts_with(prefix), "{address} is not in {range}");
+    let far = lab.host(1).add_container_with("far", &["--network", "shop"])?;
+    let to = address.split('/').next().context("an address")?.parse()?;
+    weft_lab::net::wait_ping(&far, to, LIMIT)?;
+    plugin.good_with("DEL", "a", Some(&namespace), &shop)?;
+    wait_detached(host)
+}

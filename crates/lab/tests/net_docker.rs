@@ -275,3 +275,78 @@ fn many_containers_at_once_leave_nothing() -> anyhow::Result<()> {
     docked.both(&["network", "rm", "weft"])?;
     docked.wait_clean(LIMIT)
 }
+
+#[test]
+fn networks_of_docker_are_those_of_weft() -> anyhow::Result<()> {
+    let docked = Docked::start()?;
+    docked.wait_ready_network()?;
+    let [one, two] = &docked.engines;
+    // One that takes addresses from the range of `weft`, one with a range that follows from its name, and one with a
+    // range that the user chooses.
+    let of_weft = ["network", "create", "-d", "weft", "--ipam-driver", "weft"];
+    let own = ["--ipam-opt", "network=prod", "-o", "network=prod", "prod"];
+    let chosen = ["--subnet", "10.9.0.0/24", "-o", "network=test", "test"];
+    for more in [&["-o", "network=shop", "shop"][..], &own, &chosen] {
+        docked.both(&[&of_weft[..], more].concat())?;
+    }
+    let closed = ["--internal", "--ipam-opt", "network=shut", "-o", "network=shut", "shut"];
+    one.run(&[&of_weft[..], &closed].concat())?;
+    one.run(&["network", "rm", "shut"])?;
+    let wrong = ["--subnet", "10.8.0.0/24", "-o", "network=prod", "wrong"];
+    let text = one.refused(&[&of_weft[..], &wrong].concat())?;
+    ensure!(text.contains("--ipam-opt network=prod"), "{text}");
+    for name in ["shop", "prod", "test"] {
+        let run = |engine: &Engine, of: &str| {
+            let name = format!("{name}-{of}");
+            engine.run(&[
+                "run",
+                "-d",
+                "--network",
+                &name[..4],
+                "--name",
+                &name,
+                IMAGE,
+                "sleep",
+                "1000",
+            ])
+        };
+        run(one, "a")?;
+        run(two, "b")?;
+        ping(one, &format!("{name}-a"), &two.address(&format!("{name}-b"), name)?)?;
+    }
+    // Whoever is on another network is not reached.
+    for (from, to, network) in [("shop-a", "prod-b", "prod"), ("prod-a", "shop-b", "shop")] {
+        let ping = ["exec", from, "ping", "-c", "1", "-W", "1", &two.address(to, network)?];
+        ensure!(!one.docker(&ping)?.status.success(), "{from} reaches {to}");
+    }
+    // A container on two networks.
+    one.run(&["network", "connect", "test", "prod-a"])?;
+    for (to, network) in [("prod-b", "prod"), ("test-b", "test")] {
+        ping(one, "prod-a", &two.address(to, network)?)?;
+    }
+    let attached = docked.lab.host(0).weft_json(&["ps"])?;
+    let networks: Vec<&str> =
+        attached.as_array().into_iter().flatten().filter_map(|it| it["network"].as_str()).collect();
+    ensure!(networks.iter().filter(|name| **name == "test").count() == 2, "{attached}");
+    // A daemon that was killed goes on with all of them.
+    docked.lab.host(0).kill_daemon();
+    launch(&docked.lab.sandbox, docked.lab.host(0))?;
+    docked.lab.wait_active()?;
+    for (name, to) in [("shop-a", "shop-b"), ("prod-a", "prod-b"), ("test-a", "test-b")] {
+        ping(one, name, &two.address(to, &to[..4])?)?;
+    }
+    for (engine, of) in [(one, "a"), (two, "b")] {
+        for name in ["shop", "prod", "test"] {
+            engine.run(&["rm", "-f", &format!("{name}-{of}")])?;
+        }
+    }
+    docked.both(&["network", "rm", "shop", "prod", "test", "weft"])?;
+    docked.wait_clean(LIMIT)?;
+    for host in docked.lab.sandbox.hosts() {
+        try_wait_until("the networks to go with Docker's", LIMIT, || {
+            let left = host.weft_json(&["network", "ls"])?;
+            Ok(left.as_array().is_some_and(|left| left.len() == 1))
+        })?;
+    }
+    Ok(())
+}

@@ -166,3 +166,36 @@ fn the_way_out_survives_other_firewalls_restarts_and_ends_with_reset() -> anyhow
     ensure!(!left.contains("weft"), "reset leaves rules: {left}");
     Ok(())
 }
+
+#[test]
+fn each_network_has_its_own_way_out_and_none_leads_to_another() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[])?;
+    let host = lab.host(0);
+    let _outside = outside(&lab)?;
+    forward(host, &[IPV4])?;
+    host.weft_json(&["network", "create", "shop"])?;
+    for network in ["weft", "shop"] {
+        host.weft_json(&["expose", "--network", network, "--masquerade"])?;
+    }
+    let (web, of_web) = attach_with_route(&lab, host, "web")?;
+    let shop = lab.sandbox.add_netns("shop")?;
+    let words = ["attach", "--network", "shop", "--default-route", &shop.path()];
+    let attached = host.weft_json(&words)?;
+    let of_shop = attached["addresses"][0].as_str().and_then(|it| it.split('/').next());
+    let of_shop = of_shop.context("no address")?.to_owned();
+    for container in [&web, &shop] {
+        wait_reached(container, OUTSIDE[0])?;
+    }
+    for (from, to) in [(&web, &of_shop), (&shop, &of_web)] {
+        ensure!(!ping(from, to)?, "the host leads from one network to {to} on another");
+    }
+    let counted = table(host)?.context("no table")?;
+    ensure!(!counted.contains("packets 0 bytes 0"), "nothing is counted: {counted}");
+    // One goes without the other.
+    host.weft_json(&["detach", "--network", "shop", &shop.path()])?;
+    host.weft_json(&["hide", "--network", "shop"])?;
+    ensure!(ping(&web, OUTSIDE[0])?);
+    let left = table(host)?.context("no table")?;
+    ensure!(!left.contains("weft-hst-"), "{left}");
+    Ok(())
+}
