@@ -36,7 +36,7 @@ pub use self::{
     firewall::{
         forward::{FORWARD_COMMENT, ForwardRule},
         guard::{GUARDED_PORTS, Guard, GuardCount, GuardCounters, SENT_PRIORITY, TRUSTED_MAX},
-        masquerade::{Forwarding, Masquerade, Translated},
+        masquerade::{ExposedInterface, Forwarding, Masquerade},
         mss::MssClamp,
         nft_watch::NftWatch,
         ruleset::{Carried, Obstacle},

@@ -4,8 +4,9 @@
 //! other direction this host passes on answers and ports that another program publishes, nothing else. It passes
 //! nothing from one network to another.
 //!
-//! With br_netfilter the packets between a container and this host's interface are seen twice: as frames of the bridge,
-//! then as packets of the host. The first look would settle their translation, so it does not track them.
+//! With br_netfilter the packets between a container and an interface of this host are seen twice: as frames of the
+//! bridge, then as packets of the host. The first look would settle their translation, by this table or by a program
+//! that publishes ports. So it does not track them, on any network that this host is exposed to.
 
 use ipnet::IpNet;
 use serde_json::Value;
@@ -59,24 +60,24 @@ impl Kernel {
     }
 }
 
-/// Keeps the translation of containers' addresses: the nftables table `inet weft-masquerade`, and accept rules
-/// where iptables filters what this host passes on.
+/// Keeps the rules of the way out: the nftables table `inet weft-masquerade`, and, where this host translates
+/// addresses, accept rules where iptables filters what it passes on.
 pub struct Masquerade {
     kernel: Kernel,
     accept: ForwardRule,
     /// How `nft` shows the table as it was written, and for what.
-    written: Option<(Vec<Translated>, Vec<Value>)>,
+    written: Option<(Vec<ExposedInterface>, Vec<Value>)>,
 }
 
-/// The packets to translate that leave a network through one interface of the host.
+/// An interface of the host on a network, which need not be there yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Translated {
-    /// The host's interface, which need not be there yet.
-    pub interface: String,
-    /// The ranges whose addresses are translated.
-    pub ranges: Vec<IpNet>,
-    /// The Ethernet address of the host's interface.
+pub struct ExposedInterface {
+    /// Its name.
+    pub name: String,
+    /// Its Ethernet address.
     pub mac: MacAddress,
+    /// The ranges whose addresses are translated where packets leave the network through it; none: it lets nothing out.
+    pub translated: Vec<IpNet>,
 }
 
 impl Masquerade {
@@ -87,24 +88,28 @@ impl Masquerade {
         Self { kernel, accept, written: None }
     }
 
-    /// Translates the addresses behind these interfaces, and of no others; with none all rules are removed. True if
-    /// something was changed.
+    /// Makes the rules fit these interfaces, and no others; with none all rules are removed. True if something was
+    /// changed.
     ///
     /// # Errors
     /// [`KernelError::InvalidName`], [`KernelError::TableTaken`] if another program's table has the name, [`KernelError::NftMissing`],
     /// [`KernelError::NftRefused`], [`KernelError::Program`], [`KernelError::NotPermitted`].
-    pub async fn set(&mut self, wanted: &[Translated]) -> Result<bool, KernelError> {
+    pub async fn set(&mut self, wanted: &[ExposedInterface]) -> Result<bool, KernelError> {
         if wanted.is_empty() {
             return self.remove().await;
         }
-        wanted.iter().try_for_each(|it| check_name(&it.interface))?;
-        let interfaces: Vec<String> = wanted.iter().map(|it| it.interface.clone()).collect();
-        self.accept.set_through(&interfaces)?;
+        wanted.iter().try_for_each(|it| check_name(&it.name))?;
+        let open: Vec<String> = translating(wanted).map(|it| it.name.clone()).collect();
+        self.accept.set_through(&open)?;
         let table = self.write(wanted).await?;
-        Ok(self.accept.ensure().await? | table)
+        let accept = match open.is_empty() {
+            true => self.accept.remove().await?,
+            false => self.accept.ensure().await?,
+        };
+        Ok(accept | table)
     }
 
-    async fn write(&mut self, wanted: &[Translated]) -> Result<bool, KernelError> {
+    async fn write(&mut self, wanted: &[ExposedInterface]) -> Result<bool, KernelError> {
         let kernel = self.kernel.clone();
         let _one = kernel.inner.filters.lock().await;
         let found = kernel.nft_list(TABLE).await?;
@@ -118,7 +123,7 @@ impl Masquerade {
             return Ok(false);
         }
         self.written = None;
-        kernel.nft_write(&text(wanted), "write the translation of addresses").await?;
+        kernel.nft_write(&text(wanted), "write the rules of the way out").await?;
         let shape = kernel.nft_list(TABLE).await?.map(|found| found.shape());
         self.written = shape.map(|shape| (wanted.to_vec(), shape));
         Ok(true)
@@ -148,10 +153,14 @@ impl Masquerade {
     }
 }
 
+/// The interfaces that let containers out.
+fn translating(wanted: &[ExposedInterface]) -> impl Iterator<Item = &ExposedInterface> {
+    wanted.iter().filter(|it| !it.translated.is_empty())
+}
+
 /// The whole table in nft's language.
-fn text(wanted: &[Translated]) -> String {
+fn text(wanted: &[ExposedInterface]) -> String {
     let Table { family, name } = TABLE;
-    let of_all = |lines: fn(&Translated) -> Vec<String>| wanted.iter().flat_map(lines);
     let chain = |name: &str, kind: &str, hook: &str, priority: i32| {
         format!("chain {name} {{ type {kind} hook {hook} priority {priority}; policy accept;")
     };
@@ -160,47 +169,51 @@ fn text(wanted: &[Translated]) -> String {
         format!("delete table {family} {name}"),
         format!("table {family} {name} {{"),
         format!("chain {TAG} {{ }}"),
-        "counter refused { packets 0 bytes 0 }".into(),
+        chain("frames", "filter", "prerouting", PRIORITY_RAW),
     ];
-    lines.push(chain("frames", "filter", "prerouting", PRIORITY_RAW));
-    lines.extend(of_all(untracked));
+    lines.extend(wanted.iter().flat_map(untracked));
     lines.push("}".into());
-    lines.push(chain("translate", "nat", "postrouting", PRIORITY));
-    lines.extend(of_all(translations));
-    lines.push("}".into());
-    lines.push(chain("forward", "filter", "forward", 0));
-    lines.extend(of_all(refusals));
-    lines.extend(["}".into(), "}\n".into()]);
+    if translating(wanted).next().is_some() {
+        lines.push("counter refused { packets 0 bytes 0 }".into());
+        lines.push(chain("translate", "nat", "postrouting", PRIORITY));
+        lines.extend(translating(wanted).flat_map(translations));
+        lines.push("}".into());
+        lines.push(chain("forward", "filter", "forward", 0));
+        lines.extend(translating(wanted).flat_map(refusals));
+        lines.push("}".into());
+    }
+    lines.push("}\n".into());
     lines.join("\n")
 }
 
-fn untracked(Translated { interface, mac, .. }: &Translated) -> Vec<String> {
+fn untracked(ExposedInterface { name, mac, .. }: &ExposedInterface) -> Vec<String> {
     let mac = mac_text(mac);
     vec![
-        format!("iifname != \"{interface}\" ether daddr {mac} notrack"),
+        format!("iifname != \"{name}\" ether daddr {mac} notrack"),
         format!("ether saddr {mac} notrack"),
     ]
 }
 
 /// Only what came by the interface: two networks may have the same addresses.
-fn translations(Translated { interface, ranges, .. }: &Translated) -> Vec<String> {
+fn translations(ExposedInterface { name, translated, .. }: &ExposedInterface) -> Vec<String> {
     let rule = |range: &IpNet| {
         let (ip, groups) = match range {
             IpNet::V4(_) => ("ip", "224.0.0.0/4"),
             IpNet::V6(_) => ("ip6", "ff00::/8"),
         };
         format!(
-            "iifname \"{interface}\" {ip} saddr {range} {ip} daddr != {range} {ip} daddr != {groups} oifname != \"{interface}\" masquerade"
+            "iifname \"{name}\" {ip} saddr {range} {ip} daddr != {range} {ip} daddr != {groups} oifname != \"{name}\" masquerade"
         )
     };
-    ranges.iter().map(rule).collect()
+    translated.iter().map(rule).collect()
 }
 
-fn refusals(Translated { interface, .. }: &Translated) -> Vec<String> {
-    let into = format!("iifname != \"{interface}\" oifname \"{interface}\"");
+/// Nothing passes to another network of Weft. From elsewhere come answers and published ports.
+fn refusals(ExposedInterface { name, .. }: &ExposedInterface) -> Vec<String> {
+    let into = format!("iifname != \"{name}\" oifname \"{name}\"");
     vec![
         format!(
-            "iifname \"{interface}\" oifname \"{EXPOSED_PATTERN}\" oifname != \"{interface}\" counter name refused drop"
+            "iifname \"{name}\" oifname \"{EXPOSED_PATTERN}\" oifname != \"{name}\" counter name refused drop"
         ),
         format!("{into} ct state established,related accept"),
         format!("{into} ct status dnat accept comment \"a published port\""),
@@ -214,27 +227,34 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
-    async fn each_network_is_translated_but_not_within_itself() {
-        let of = |interface: &str, ranges: &[&str]| Translated {
-            interface: interface.to_owned(),
-            ranges: ranges.iter().map(|net| net.parse().unwrap()).collect(),
-            mac: [2, 0, 0, 0, 0, 7],
-        };
-        let both =
-            [of("weft-host", &["10.32.0.0/12", "fd00:1::/64"]), of("other", &["10.9.0.0/16"])];
-        let text = text(&both);
-        for (interface, ip, range) in [
+    fn interface(name: &str, translated: &[&str]) -> ExposedInterface {
+        let translated = translated.iter().map(|net| net.parse().unwrap()).collect();
+        ExposedInterface { name: name.to_owned(), mac: [2, 0, 0, 0, 0, 7], translated }
+    }
+
+    #[test]
+    fn each_network_is_translated_but_not_within_itself() {
+        let text = text(&[
+            interface("weft-host", &["10.32.0.0/12", "fd00:1::/64"]),
+            interface("other", &["10.9.0.0/16"]),
+        ]);
+        for (name, ip, range) in [
             ("weft-host", "ip", "10.32.0.0/12"),
             ("weft-host", "ip6", "fd00:1::/64"),
             ("other", "ip", "10.9.0.0/16"),
         ] {
-            let wanted =
-                format!("iifname \"{interface}\" {ip} saddr {range} {ip} daddr != {range}");
+            let wanted = format!("iifname \"{name}\" {ip} saddr {range} {ip} daddr != {range}");
             assert!(text.contains(&wanted), "{text}");
         }
         assert_eq!(text.matches("\" masquerade").count(), 3, "{text}");
-        let odd = of("a name", &["10.9.0.0/16"]);
-        assert!(Masquerade::new(Kernel::new().unwrap()).set(&[odd]).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_host_that_translates_nothing_has_its_frames_untracked_alone() {
+        let text = text(&[interface("weft-host", &[]), interface("weft-hst-000010", &[])]);
+        assert_eq!(text.matches("notrack").count(), 4, "{text}");
+        assert!(!text.contains("nat hook") && !text.contains("forward"), "{text}");
+        let wrong = interface("a name", &[]);
+        assert!(Masquerade::new(Kernel::new().unwrap()).set(&[wrong]).await.is_err());
     }
 }

@@ -68,7 +68,7 @@ impl Attachments {
         if !masquerade {
             return Ok(saved);
         }
-        let Err(error) = self.translate(inner).await else { return Ok(saved) };
+        let Err(error) = self.open_rules(inner).await else { return Ok(saved) };
         match before {
             Some(before) => {
                 if let Some(saved) = inner.saved.get_mut(&id) {

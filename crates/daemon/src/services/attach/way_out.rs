@@ -1,5 +1,5 @@
 //! The way out of the network through this host: default routes of containers, and translation of their addresses
-//! (`weft expose --masquerade`).
+//! (`weft expose --masquerade`). Some of its rules stand wherever the host is exposed, for ports that it publishes.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use tokio::sync::watch;
 use weft_api::{ApiError, Attachment, ErrorKind};
-use weft_kernel::{Forwarding, Kernel, KernelError, Masquerade, Translated};
+use weft_kernel::{ExposedInterface, Forwarding, Kernel, KernelError, Masquerade};
 
 use super::error::AttachError;
 use super::maker::{EXPOSE, Maker, host_id};
@@ -53,10 +53,10 @@ impl Attachments {
         gateways_among(&host.addresses, addresses, forwarding).map_err(AttachError::NoWayOut)
     }
 
-    /// Starts to translate the addresses of containers that leave the network through this host.
-    pub(super) async fn translate(&self, inner: &Inner) -> Result<(), KernelError> {
+    /// Makes the rules of the way out fit the host's attachments, before containers need them.
+    pub(super) async fn open_rules(&self, inner: &Inner) -> Result<(), KernelError> {
         let hosts = inner.saved.values().map(|saved| &saved.attachment);
-        Masquerade::new(self.kernel.clone()).set(&all_translated(hosts)).await.map(drop)
+        Masquerade::new(self.kernel.clone()).set(&exposed(hosts)).await.map(drop)
     }
 
     /// Refuses a host that passes nothing on. Weft does not switch that on: it would make the host a router
@@ -128,17 +128,17 @@ fn gateways_among(
     ))
 }
 
-/// The packets that the host translates, by its interfaces.
-fn all_translated<'a>(all: impl Iterator<Item = &'a Attachment>) -> Vec<Translated> {
-    let on = |it: &&Attachment| it.made_by == EXPOSE && it.masquerade && it.state == kept::ATTACHED;
-    all.filter(on).map(translated).collect()
-}
-
-fn translated(host: &Attachment) -> Translated {
-    let mut ranges: Vec<IpNet> = host.addresses.iter().map(IpNet::trunc).collect();
-    ranges.sort();
-    ranges.dedup();
-    Translated { interface: host.interface.clone(), ranges, mac: mac_of(host).0 }
+/// The host's interfaces among all attachments, with the ranges whose addresses it translates.
+fn exposed<'a>(all: impl Iterator<Item = &'a Attachment>) -> Vec<ExposedInterface> {
+    let is_exposed = |it: &&Attachment| it.made_by == EXPOSE && it.state == kept::ATTACHED;
+    let interface = |host: &Attachment| {
+        let addresses = host.addresses.iter().filter(|_| host.masquerade);
+        let mut translated: Vec<IpNet> = addresses.map(IpNet::trunc).collect();
+        translated.sort();
+        translated.dedup();
+        ExposedInterface { name: host.interface.clone(), mac: mac_of(host).0, translated }
+    };
+    all.filter(is_exposed).map(interface).collect()
 }
 
 /// What a host that translates addresses does not pass on, with the remedy.
@@ -167,7 +167,7 @@ pub(crate) async fn keep(kernel: Kernel, attachments: Arc<Attachments>, pulse: P
         let Err(error) = kept;
         let error = error.to_string();
         if told.as_ref() != Some(&error) {
-            tracing::warn!(error, "cannot keep the rules of weft expose --masquerade");
+            tracing::warn!(error, "cannot keep the rules of weft expose");
             told = Some(error);
         }
         pulse.wait(tokio::time::sleep(RETRY)).await;
@@ -184,15 +184,16 @@ async fn follow(
     let mut watch = rules.watch()?;
     let mut last = None;
     loop {
-        let wanted = all_translated(shown.borrow_and_update().iter());
+        let wanted = exposed(shown.borrow_and_update().iter());
+        let translates = wanted.iter().any(|it| !it.translated.is_empty());
         let is_over = wanted.is_empty() && last.as_ref() == Some(&wanted);
         if !is_over {
             match rules.set(&wanted).await {
                 // Without the program there never was a rule.
-                Err(KernelError::NftMissing { .. }) if wanted.is_empty() => {}
+                Err(KernelError::NftMissing { .. }) if !translates => {}
                 Ok(true) if last.as_ref() == Some(&wanted) => {
                     tracing::warn!(
-                        "another program changed the rules of weft expose --masquerade; restored them"
+                        "another program changed the rules of weft expose; restored them"
                     );
                 }
                 result => _ = result?,
@@ -256,12 +257,12 @@ mod tests {
     fn a_host_translates_its_networks_while_it_is_exposed() {
         let wanted = nets(&["10.32.0.0/12", "fd00::/64"]);
         let found = |host: &Attachment| {
-            let all = all_translated([host].into_iter());
-            all.into_iter().map(|it| (it.interface, it.ranges)).collect::<Vec<_>>()
+            let all = exposed([host].into_iter());
+            all.into_iter().map(|it| (it.name, it.translated)).collect::<Vec<_>>()
         };
-        let on = ("weft-host".to_owned(), wanted);
-        assert_eq!(found(&host(true, kept::ATTACHED)), [on]);
-        assert_eq!(found(&host(false, kept::ATTACHED)), []);
+        let name = || "weft-host".to_owned();
+        assert_eq!(found(&host(true, kept::ATTACHED)), [(name(), wanted)]);
+        assert_eq!(found(&host(false, kept::ATTACHED)), [(name(), Vec::new())]);
         assert_eq!(found(&host(true, kept::FAILED)), []);
         let container = Attachment { made_by: "attach".into(), ..host(true, kept::ATTACHED) };
         assert_eq!(found(&container), []);
