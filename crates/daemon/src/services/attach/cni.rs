@@ -170,13 +170,14 @@ impl Attachments {
     async fn attached(&self, saved: &Saved, servers: Vec<IpAddr>) -> Attached {
         let name = saved.host_interface.clone();
         let mac = self.kernel.mac_of(&name).await.ok().flatten();
+        let shown = saved.shown();
         Attached {
             host_interface: mac.map(|mac| (name, weft_path::Mac(mac))),
-            mac: Some(mac_of(&saved.attachment)),
-            mtu: saved.attachment.mtu.into(),
-            addresses: saved.shown().addresses,
-            gateways: saved.attachment.gateways.clone(),
-            routes: saved.attachment.gateways.iter().map(default_route).collect(),
+            mac: Some(mac_of(&shown)),
+            mtu: shown.mtu.into(),
+            addresses: shown.addresses,
+            routes: shown.gateways.iter().map(default_route).collect(),
+            gateways: shown.gateways,
             dns: dns(&servers, &self.domain),
         }
     }
@@ -187,8 +188,8 @@ fn name_servers(inner: &Inner, saved: &Saved) -> Vec<IpAddr> {
     let host = inner.saved.get(&host_id(&saved.attachment.network));
     let host = host.filter(|host| host.is_attached()).map(Saved::shown);
     let addresses = host.into_iter().flat_map(|host| host.addresses);
-    let is_near =
-        |address: &IpAddr| saved.attachment.addresses.iter().any(|net| net.contains(address));
+    let own = saved.shown().addresses;
+    let is_near = |address: &IpAddr| own.iter().any(|net| net.contains(address));
     addresses.map(|net| net.addr()).filter(is_near).collect()
 }
 

@@ -1,5 +1,7 @@
 //! The condition of a container's interface: missing IPv6, overlapping routes, and damage done by others.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 use weft_api::Attachment;
 use weft_kernel::{Attached, DIRECT_LOCAL_NAME, KernelError, NoIpv6, OverlapKind, PortNotice};
@@ -71,6 +73,7 @@ impl Saved {
         let mut shown = self.attachment.clone();
         if no_ipv6.is_some() {
             shown.addresses.retain(|address| address.addr().is_ipv4());
+            shown.gateways.retain(IpAddr::is_ipv4);
         }
         shown.notes =
             no_ipv6.iter().chain(overlaps).chain(way_out).chain(damage).cloned().collect();
@@ -258,7 +261,10 @@ mod tests {
         assert!(saved.shown().notes.concat().contains("cut off: weftv1"));
         saved.note_cut_off(&notice("weftv1", 9, 1388, true, true));
         assert_eq!(saved.shown().notes.len(), 0);
+        saved.attachment.gateways =
+            vec![[10, 32, 0, 9].into(), [0xfd00, 0, 0, 0, 0, 0, 0, 9].into()];
         saved.note(Attached { ipv6: Err(NoIpv6::Kernel) });
+        assert_eq!(saved.shown().gateways, saved.attachment.gateways[..1]);
         let shown: Vec<String> = saved.shown().addresses.iter().map(ToString::to_string).collect();
         assert_eq!(shown, ["10.32.0.1/12"]);
         assert_eq!(saved.shown().notes, ["no IPv6: the kernel has none"]);
