@@ -388,6 +388,10 @@ pub struct SetupCniArgs {
     /// Directory in which runtimes look for configurations (default: /etc/cni/net.d)
     #[arg(long, value_name = "DIR")]
     pub config_dir: Option<PathBuf>,
+    /// Let containers leave the network through this host with its address (needs net.ipv4.ip_forward=1);
+    /// published ports are reached from outside only so
+    #[arg(long, conflicts_with = "remove")]
+    pub masquerade: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -14,11 +14,12 @@ use super::args::SetupCniArgs;
 use super::output;
 
 pub(super) fn setup_cni(args: SetupCniArgs, runtime_dir: &Path) -> anyhow::Result<ExitCode> {
-    let SetupCniArgs { remove: is_removal, bin_dir, config_dir, json } = args;
+    let SetupCniArgs { remove: is_removal, bin_dir, config_dir, masquerade, json } = args;
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut options = Options::of_program(program);
     options.bin_dir = bin_dir.unwrap_or(options.bin_dir);
     options.config_dir = config_dir.unwrap_or(options.config_dir);
+    options.masquerade = masquerade;
     if runtime_dir != Path::new(DEFAULT_RUNTIME_DIR) {
         options.runtime_dir = Some(std::path::absolute(runtime_dir)?);
     }

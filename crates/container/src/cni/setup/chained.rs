@@ -30,10 +30,13 @@ pub(super) struct Chained {
     pub(super) snat: bool,
 }
 
+/// The plugin that publishes ports.
+pub(super) const PORTMAP: &str = "portmap";
+
 /// In the order of the list.
 pub(super) const CHAINED: [Chained; 2] = [
     Chained {
-        name: "portmap",
+        name: PORTMAP,
         purpose: "publishes ports on the host",
         capability: "portMappings",
         snat: true,

@@ -50,6 +50,8 @@ pub(super) fn agreed_versions<'a>(chained: impl Iterator<Item = &'a [Version]>) 
 struct Conflist<'a> {
     cni_version: &'static str,
     cni_versions: Vec<&'static str>,
+    #[serde(skip_serializing_if = "is_false")]
+    disable_check: bool,
     name: &'a str,
     plugins: Vec<Plugin<'a>>,
 }
@@ -63,8 +65,17 @@ struct Plugin<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     runtime_dir: Option<PathBuf>,
     capabilities: BTreeMap<&'a str, bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    snat: Option<bool>,
+    #[serde(skip_serializing_if = "is_false")]
+    is_default_gateway: bool,
+    #[serde(skip_serializing_if = "is_false")]
+    ip_masq: bool,
+    #[serde(skip_serializing_if = "is_false")]
+    snat: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// The file's text.
@@ -81,20 +92,26 @@ pub(super) fn text(
         // Runtimes run the plugin in directories of their own.
         runtime_dir: options.runtime_dir.as_deref().map(path::absolute).transpose()?,
         capabilities: capabilities(&["aliases", "dns", "ips", "mac"]),
-        snat: None,
+        is_default_gateway: options.masquerade,
+        ip_masq: options.masquerade,
+        snat: false,
     };
-    let chained = chained.iter().map(|Entry { chained, .. }| Plugin {
+    let others = chained.iter().map(|Entry { chained, .. }| Plugin {
         r#type: chained.name,
         network: None,
         runtime_dir: None,
         capabilities: capabilities(&[chained.capability]),
-        snat: chained.snat.then_some(true),
+        is_default_gateway: false,
+        ip_masq: false,
+        snat: chained.snat,
     });
     let list = Conflist {
         cni_version: newest.copied().unwrap_or(FOR_OLD_RUNTIMES).as_str(),
         cni_versions: versions.iter().copied().map(Version::as_str).collect(),
+        // CHECK of portmap 1.1.1 fails where ip6tables works, that of bandwidth before 1.9.1 without a limit.
+        disable_check: !chained.is_empty(),
         name: &options.name,
-        plugins: std::iter::once(weft).chain(chained).collect(),
+        plugins: std::iter::once(weft).chain(others).collect(),
     };
     // A path that is not UTF-8 does not serialize.
     Ok(serde_json::to_string_pretty(&list)? + "\n")

@@ -15,7 +15,7 @@ use std::{
 };
 
 use self::{
-    chained::CHAINED,
+    chained::{CHAINED, PORTMAP},
     conflist::{Entry, agreed_versions},
 };
 pub use self::{
@@ -35,6 +35,9 @@ pub const READY_TIMEOUT_MS: u64 = 5_000;
 pub const CONFIGS_MAX: usize = 1_000;
 /// The name of the network in the configuration. It never changes: runtimes remember it for DEL and GC.
 pub const DEFAULT_NAME: &str = "weft";
+
+/// Answers to strangers take the container's default route.
+const NO_WAY_BACK: &str = "ports that portmap publishes do not answer outside the network, since containers have no default route; weft setup-cni --masquerade gives them one";
 
 const BINARY_MODE: u32 = 0o755;
 const CONFLIST_MODE: u32 = 0o644;
@@ -57,6 +60,8 @@ pub struct Options {
     pub network: Option<String>,
     /// The daemon's runtime directory, if it is not the usual one.
     pub runtime_dir: Option<PathBuf>,
+    /// Whether containers leave the network through this host, with its address.
+    pub masquerade: bool,
 }
 
 impl Options {
@@ -71,6 +76,7 @@ impl Options {
             name: DEFAULT_NAME.to_owned(),
             network: None,
             runtime_dir: None,
+            masquerade: false,
         }
     }
 
@@ -148,6 +154,9 @@ pub async fn install(options: &Options, daemon: &impl Daemon) -> Result<Report, 
         .map_err(failed("write", &options.conflist()))?;
     write_conflist(options, &text, &mut report)?;
     report.notes.extend(earlier_config(options));
+    if !options.masquerade && chained.iter().any(|entry| entry.name() == PORTMAP) {
+        report.notes.push(NO_WAY_BACK.to_owned());
+    }
     if !versions.contains(&Version::V1_1_0) {
         let old: Vec<&str> =
             chained.iter().filter(|entry| entry.is_old()).map(Entry::name).collect();

@@ -120,7 +120,7 @@ async fn binary_and_configuration_are_installed_once_the_daemon_is_ready() {
     assert_eq!(report.changed, [options.plugin(), options.conflist()]);
     assert_eq!(report.versions, Version::ALL);
     assert_eq!(report.chained, ["portmap", "bandwidth"]);
-    assert!(report.notes.is_empty(), "{:?}", report.notes);
+    assert!(matches!(&report.notes[..], [one] if one.contains("--masquerade")), "{report:?}");
     assert_eq!(fs::read(options.plugin()).unwrap(), fs::read(&options.program).unwrap());
     assert_eq!(fs::metadata(options.plugin()).unwrap().permissions().mode() & 0o7777, 0o755);
     assert_eq!(
@@ -128,6 +128,7 @@ async fn binary_and_configuration_are_installed_once_the_daemon_is_ready() {
         json!({
             "cniVersion": "1.0.0",
             "cniVersions": ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"],
+            "disableCheck": true,
             "name": "weft",
             "plugins": [
                 {
@@ -192,6 +193,7 @@ async fn missing_plugins_are_left_out() {
     let machine = Machine::new();
     let report = machine.install().await;
     assert_eq!(machine.types(), ["weft-cni"]);
+    assert!(machine.conflist().get("disableCheck").is_none());
     assert_eq!(report.versions, Version::ALL);
     assert_eq!(report.notes.len(), 2, "{:?}", report.notes);
     assert!(report.notes[0].starts_with("left out portmap"), "{:?}", report.notes);
@@ -280,6 +282,18 @@ async fn network_and_runtime_directory_are_written_if_they_are_not_the_usual_one
         let error = install(&machine.options, &READY).await.unwrap_err();
         assert!(matches!(error, SetupError::Name { .. }), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_way_out_is_written_on_request() {
+    let mut machine = Machine::new();
+    machine.plugin("portmap", ALL);
+    machine.plugin("bandwidth", ALL);
+    machine.options.masquerade = true;
+    let report = machine.install().await;
+    assert!(report.notes.is_empty(), "{:?}", report.notes);
+    let plugin = &machine.conflist()["plugins"][0];
+    assert_eq!((&plugin["isDefaultGateway"], &plugin["ipMasq"]), (&json!(true), &json!(true)));
 }
 
 #[tokio::test]
