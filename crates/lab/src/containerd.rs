@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -77,10 +77,7 @@ impl Containerd {
     /// # Errors
     /// With the program's complaint.
     pub fn exec(&self, words: &[&str]) -> anyhow::Result<String> {
-        let target = self.running.pid().to_string();
-        let mut command = Command::new("nsenter");
-        command.args(["--target", &target, "--mount", "--net"]).args(words);
-        let output = command.output().with_context(|| format!("{words:?}"))?;
+        let output = self.inside(words).output().with_context(|| format!("{words:?}"))?;
         let complaint = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "{words:?}: {}", complaint.trim());
         Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
@@ -91,9 +88,23 @@ impl Containerd {
     /// # Errors
     /// With its complaint.
     pub fn ctr(&self, words: &[&str]) -> anyhow::Result<String> {
+        let ctr = self.ctr_words()?;
+        let ctr = ctr.each_ref().map(String::as_str);
+        self.exec(&[&ctr, words].concat())
+    }
+
+    fn ctr_words(&self) -> anyhow::Result<[String; 5]> {
         let socket = self.directory.join("containerd.sock").to_string_lossy().into_owned();
         let ctr = self.programs.program("ctr")?.to_string_lossy().into_owned();
-        self.exec(&[&[&ctr, "--address", &socket, "--namespace", &self.group], words].concat())
+        Ok([ctr, "--address".into(), socket, "--namespace".into(), self.group.clone()])
+    }
+
+    /// A command in the mount and network namespaces of this containerd.
+    fn inside(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        let target = self.running.pid().to_string();
+        command.args(["--target", &target, "--mount", "--net"]).args(words);
+        command
     }
 
     /// Runs a container on CNI's network to its end, and returns its output.
@@ -124,6 +135,26 @@ impl Containerd {
         self.containers.retain(|other| other != name);
         self.ctr(&["task", "rm", "--force", name])?;
         self.ctr(&["container", "rm", name]).map(drop)
+    }
+
+    /// As [`Containerd::run`], and does not wait: `ctr` sends DEL once the container has ended.
+    ///
+    /// # Errors
+    /// `ctr` does not start.
+    pub fn spawn(&self, name: &str, words: &[&str]) -> anyhow::Result<Child> {
+        let (ctr, root) = (self.ctr_words()?, self.root());
+        let ctr = ctr.each_ref().map(String::as_str);
+        let run = ["run", "--rm", "--cni", "--rootfs", &root, name];
+        let mut command = self.inside(&[&ctr, &run[..], words].concat());
+        Ok(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
+    }
+
+    /// Kills a container's process.
+    ///
+    /// # Errors
+    /// With the complaint of `ctr`.
+    pub fn kill(&self, name: &str) -> anyhow::Result<()> {
+        self.ctr(&["task", "kill", "--signal", "SIGKILL", name]).map(drop)
     }
 
     fn root(&self) -> String {

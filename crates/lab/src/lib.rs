@@ -1,6 +1,8 @@
 //! dev: simulator, network-namespace lab, virtual-machine lab.
 #![forbid(unsafe_code)]
 
+pub mod cni;
+
 pub mod containerd;
 
 pub mod docker;

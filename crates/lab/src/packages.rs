@@ -64,6 +64,11 @@ impl Unpacked {
         }
     }
 
+    /// A directory of the packages.
+    pub(crate) fn directory(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+
     /// Words for `env` in front of a command that runs these programs.
     pub(crate) fn environment(&self) -> Vec<String> {
         let mut dirs: Vec<String> =

@@ -1,0 +1,159 @@
+//! A runtime of CNI for tests: it runs the plugins of a configuration one after the other, as libcni does.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::{Context, ensure};
+use serde_json::{Map, Value};
+use weft_bench::sandbox::{Host, Netns, Sandbox};
+
+use crate::packages::Unpacked;
+
+/// The reference plugins.
+const PACKAGES: [&str; 1] = ["containernetworking-plugins"];
+/// Their place in the package.
+const PLACE: &str = "usr/lib/cni";
+
+/// A directory with the reference plugins.
+///
+/// # Errors
+/// apt cannot fetch them.
+pub fn reference_plugins() -> anyhow::Result<PathBuf> {
+    Ok(Unpacked::of(&PACKAGES)?.directory(PLACE))
+}
+
+/// A configuration that `weft setup-cni` has written for a host.
+pub struct Chain<'a> {
+    host: &'a Host,
+    bin_dir: PathBuf,
+    /// The configuration, which a test may change.
+    pub list: Value,
+}
+
+/// A container of a runtime.
+pub struct Contained<'a> {
+    id: &'a str,
+    namespace: &'a Netns,
+    /// What the runtime hands to plugins, by capability.
+    wishes: Value,
+    /// The result of ADD.
+    pub result: Value,
+}
+
+impl<'a> Chain<'a> {
+    /// Runs `weft setup-cni` on a host, with further words.
+    ///
+    /// # Errors
+    /// With the complaint of `weft`.
+    pub fn set_up(sandbox: &Sandbox, host: &'a Host, words: &[&str]) -> anyhow::Result<Self> {
+        let directory = sandbox.directory().join(format!("cni-{}", host.index()));
+        let (bin_dir, config_dir) = (directory.join("bin"), directory.join("net.d"));
+        std::fs::create_dir_all(&bin_dir)?;
+        for plugin in ["portmap", "bandwidth"] {
+            let found = reference_plugins()?.join(plugin);
+            std::os::unix::fs::symlink(found, bin_dir.join(plugin))?;
+        }
+        let [bin, config] = [&bin_dir, &config_dir].map(|it| it.to_string_lossy().into_owned());
+        let places = ["setup-cni", "--bin-dir", &bin, "--config-dir", &config];
+        host.weft(&[&places[..], words].concat())?.success()?;
+        let text = std::fs::read(config_dir.join("10-weft.conflist"))?;
+        Ok(Self { host, bin_dir, list: serde_json::from_slice(&text)? })
+    }
+
+    /// Adds a container to the network.
+    ///
+    /// # Errors
+    /// With the complaint of a plugin.
+    pub fn add<'b>(
+        &self,
+        id: &'b str,
+        namespace: &'b Netns,
+        wishes: Value,
+    ) -> anyhow::Result<Contained<'b>> {
+        let mut container = Contained { id, namespace, wishes, result: Value::Null };
+        for plugin in self.plugins() {
+            container.result = self.run("ADD", plugin, &container)?;
+        }
+        Ok(container)
+    }
+
+    /// Has one plugin check a container.
+    ///
+    /// # Errors
+    /// With its complaint.
+    pub fn check(&self, name: &str, container: &Contained<'_>) -> anyhow::Result<()> {
+        let mut plugins = self.plugins();
+        let plugin = plugins.find(|plugin| plugin["type"] == name).context("no such plugin")?;
+        self.run("CHECK", plugin, container).map(drop)
+    }
+
+    /// Removes a container from the network.
+    ///
+    /// # Errors
+    /// With the complaint of a plugin.
+    pub fn del(&self, container: &Contained<'_>) -> anyhow::Result<()> {
+        let mut plugins: Vec<&Value> = self.plugins().collect();
+        plugins.reverse();
+        plugins.into_iter().try_for_each(|plugin| self.run("DEL", plugin, container).map(drop))
+    }
+
+    fn plugins(&self) -> impl Iterator<Item = &Value> {
+        self.list["plugins"].as_array().into_iter().flatten()
+    }
+
+    fn run(
+        &self,
+        command: &str,
+        plugin: &Value,
+        container: &Contained<'_>,
+    ) -> anyhow::Result<Value> {
+        let mut config = plugin.as_object().cloned().context("a plugin is an object")?;
+        let able = config.remove("capabilities").unwrap_or_default();
+        let wishes = container.wishes.as_object().into_iter().flatten();
+        let fit = wishes.filter(|(capability, _)| able[capability.as_str()] == true);
+        let fit: Map<String, Value> =
+            fit.map(|(key, value)| (key.clone(), value.clone())).collect();
+        if !fit.is_empty() {
+            config.insert("runtimeConfig".to_owned(), fit.into());
+        }
+        for field in ["cniVersion", "name"] {
+            config.insert(field.to_owned(), self.list[field].clone());
+        }
+        if !container.result.is_null() {
+            config.insert("prevResult".to_owned(), container.result.clone());
+        }
+        let name = plugin["type"].as_str().context("a plugin has a type")?;
+        let program = self.bin_dir.join(name).to_string_lossy().into_owned();
+        let mut child = self
+            .host
+            .netns()
+            .command(&program)
+            .env("CNI_COMMAND", command)
+            .env("CNI_CONTAINERID", container.id)
+            .env("CNI_IFNAME", "eth0")
+            .env("CNI_PATH", &self.bin_dir)
+            .env("CNI_NETNS", container.namespace.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let config = Value::Object(config).to_string();
+        child.stdin.take().context("no input")?.write_all(config.as_bytes())?;
+        let output = child.wait_with_output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.success(), "{command} by {name}: {} {text}", output.status);
+        Ok(if text.is_empty() { Value::Null } else { serde_json::from_str(&text)? })
+    }
+}
+
+impl Contained<'_> {
+    /// Its first address without the prefix length.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn address(&self) -> anyhow::Result<String> {
+        let address = self.result["ips"][0]["address"].as_str().and_then(|it| it.split('/').next());
+        Ok(address.with_context(|| format!("no address: {}", self.result))?.to_owned())
+    }
+}
