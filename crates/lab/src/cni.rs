@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 use serde_json::{Map, Value};
 use weft_bench::sandbox::{Host, Netns, Sandbox};
 
-use crate::packages::Unpacked;
+use crate::packages::unpacked;
 
 /// The reference plugins.
 const PACKAGES: [&str; 1] = ["containernetworking-plugins"];
@@ -20,7 +20,7 @@ const PLACE: &str = "usr/lib/cni";
 /// # Errors
 /// apt cannot fetch them.
 pub fn reference_plugins() -> anyhow::Result<PathBuf> {
-    Ok(Unpacked::of(&PACKAGES)?.directory(PLACE))
+    unpacked(&PACKAGES)?.folder(PLACE).context("the packages are not unpacked")
 }
 
 /// A configuration that `weft setup-cni` has written for a host.

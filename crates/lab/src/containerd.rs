@@ -1,40 +1,29 @@
-//! Real containerds on hosts of the lab, which run containers on networks of CNI by `ctr`. Each has its own mount
-//! namespace, and so its own directories of plugins and configurations.
+//! Real containerds on hosts of the lab, which run containers on networks of CNI by `ctr`.
 
-use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use weft_bench::sandbox::{Host, Running, Sandbox, try_wait_until};
+use weft_bench::sandbox::secluded::{Secluded, make_directories, pack};
+use weft_bench::sandbox::{Host, Programs, Running, Sandbox};
 
-use crate::docker::{pack, remove_control_groups};
-use crate::packages::Unpacked;
+use crate::packages::unpacked;
 
 /// containerd with all that it runs.
 const PACKAGES: [&str; 3] = ["containerd", "runc", "busybox-static"];
 /// How long it may take to start.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// Becomes containerd. Its argument: a directory.
-const START: &str = r#"set -e
-mount -t tmpfs -o mode=755 tmpfs "$1/scratch"
-mkdir "$1/scratch/upper" "$1/scratch/work"
-mount -t overlay -o "lowerdir=/etc,upperdir=$1/scratch/upper,workdir=$1/scratch/work" etc /etc
-sandbox=${1%/*}
-mount --rbind "$sandbox" /mnt
-mount -t tmpfs -o mode=755 tmpfs /run
-mkdir -p "$sandbox"
-mount --move /mnt "$sandbox"
-mount -t tmpfs -o mode=755 tmpfs /opt
-exec containerd --address "$1/containerd.sock" --root "$1/data" --state /run/containerd
+/// Becomes containerd.
+const START: &str = r#"exec containerd --address "$directory/containerd.sock" --root "$directory/data" \
+  --state /run/containerd
 "#;
 
 /// A containerd on a host.
 pub struct Containerd {
     directory: PathBuf,
-    programs: Unpacked,
+    programs: Programs,
     running: Running,
     containers: Vec<String>,
     /// containerd's name space of the containers, and so their control group.
@@ -47,29 +36,27 @@ impl Containerd {
     /// # Errors
     /// A program is missing, or it does not start.
     pub fn start(sandbox: &Sandbox, host: &Host) -> anyhow::Result<Self> {
-        let programs = Unpacked::of(&PACKAGES)?;
+        let programs = unpacked(&PACKAGES)?;
         let directory = sandbox.directory().join(format!("containerd-{}", host.index()));
-        for name in ["scratch", "data"] {
-            std::fs::create_dir_all(directory.join(name))?;
-        }
-        let busybox = programs.program("busybox")?;
-        pack(&busybox, &directory.join("root"), &directory.join("root.tar"))?;
-        let log = File::options().create(true).append(true).open(directory.join("log"))?;
-        let net = format!("--net={}", host.netns().path());
-        let text = directory.to_string_lossy().into_owned();
-        let own = std::process::id().to_string();
-        // `ip netns exec` hides the control groups: back into the mount namespace of this process.
-        let words = ["nsenter", "--target", &own, "--mount", &net, "unshare", "--mount"];
-        let script = ["--propagation", "private", "sh", "-c", START, "sh", &text];
-        let environment = programs.environment();
-        let environment: Vec<&str> = environment.iter().map(String::as_str).collect();
-        let words = [&environment[..], &words[..], &script[..]].concat();
-        let running = host.netns().spawn_logged(&words, &log)?;
+        make_directories(&directory, &["data"])?;
+        pack(&programs, &directory.join("root"), &directory.join("root.tar"))?;
+        let secluded = Secluded {
+            what: "containerd",
+            directory: &directory,
+            programs: &programs,
+            script: START,
+            has_own_processes: false,
+            limit: START_LIMIT,
+        };
+        let ctr = programs.program("ctr")?;
+        let answers = || {
+            let mut command = Command::new(&ctr);
+            command.arg("--address").arg(directory.join("containerd.sock")).arg("version");
+            command.output().is_ok_and(|output| output.status.success())
+        };
+        let running = secluded.start(host, answers)?;
         let (containers, group) = (Vec::new(), host.netns().name().to_owned());
-        let containerd = Self { directory, programs, running, containers, group };
-        let answers = || Ok(containerd.ctr(&["version"]).is_ok());
-        try_wait_until("containerd", START_LIMIT, answers)?;
-        Ok(containerd)
+        Ok(Self { directory, programs, running, containers, group })
     }
 
     /// Runs a program in the mount and network namespaces of this containerd.
@@ -167,6 +154,5 @@ impl Drop for Containerd {
         for name in std::mem::take(&mut self.containers) {
             let _ = self.end_container(&name);
         }
-        remove_control_groups(&self.group);
     }
 }

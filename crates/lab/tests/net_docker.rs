@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use weft_bench::sandbox::{Host, Sandbox, SandboxOptions, try_wait_until};
-use weft_lab::docker::{Engine, IMAGE};
+use weft_lab::docker::{self, Engine, IMAGE};
 use weft_lab::net::Lab;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -24,14 +24,14 @@ impl Docked {
         }
         let lab = Lab { sandbox };
         lab.wait_active()?;
-        let engine = |index| Engine::start(&lab.sandbox, lab.host(index));
+        let engine = |index| docker::start(&lab.sandbox, lab.host(index));
         let engines = [engine(0)?, engine(1)?];
         Ok(Self { engines, lab })
     }
 
     /// Both engines run these words of `docker`.
     fn both(&self, words: &[&str]) -> anyhow::Result<()> {
-        self.engines.iter().try_for_each(|engine| engine.run(words).map(drop))
+        Ok(self.engines.iter().try_for_each(|engine| engine.run(words).map(drop))?)
     }
 
     /// Weft offers its network to Docker by itself.
@@ -76,13 +76,9 @@ impl Docked {
 }
 
 fn launch(sandbox: &Sandbox, host: &Host) -> anyhow::Result<()> {
-    let mut words = Engine::launch_arguments(sandbox, host)?;
-    words.extend(["--password-file".into(), sandbox.password_file().display().to_string()]);
-    if host.index() > 0 {
-        words.push(sandbox.host(0).ipv4().to_string());
-    }
+    let words = Engine::launch_arguments(sandbox, host)?;
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    Ok(host.start_daemon(&words)?)
+    Ok(sandbox.launch(host, &words)?)
 }
 
 /// Addresses that containers of a host hold.
@@ -222,7 +218,10 @@ fn containers_that_always_restart_come_back_after_a_crash_of_the_host() -> anyho
                     launch(&docked.lab.sandbox, host)
                 });
                 let started = docked.engines[0].start_again(host);
-                later.join().map_err(|_| anyhow::anyhow!("the launch panicked"))?.and(started)
+                later
+                    .join()
+                    .map_err(|_| anyhow::anyhow!("the launch panicked"))?
+                    .and(started.map_err(Into::into))
             });
             launched?;
         } else {

@@ -48,6 +48,10 @@ fn a_dropped_sandbox_leaves_nothing() {
     let (tag, directory) = (sandbox.tag().to_owned(), sandbox.directory().to_owned());
     let mut sleeper = sandbox.host(1).netns().spawn(&["sleep", "1000"]).unwrap();
     assert_eq!(namespaces(&tag).len(), 2);
+    let group = control_groups().map(|place| place.join(format!("weft-{tag}-host1")));
+    if let Some(group) = &group {
+        std::fs::create_dir_all(group.join("docker/container")).unwrap();
+    }
     // `ip netns exec` has to enter the namespace first.
     let netns = sandbox.host(1).netns().name().to_owned();
     let entered = || {
@@ -58,6 +62,7 @@ fn a_dropped_sandbox_leaves_nothing() {
     drop(sandbox);
     assert_eq!(namespaces(&tag), Vec::<String>::new());
     assert!(!directory.exists());
+    assert!(group.is_none_or(|group| !group.exists()));
     sleeper.wait(LIMIT).unwrap();
 }
 
@@ -121,6 +126,12 @@ impl Drop for Bench {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A hierarchy of control groups, of version 1 or 2; `None` where none is mounted.
+fn control_groups() -> Option<&'static Path> {
+    let places = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(Path::new);
+    places.into_iter().find(|place| place.join("cgroup.procs").exists())
 }
 
 fn tag_of(owner: &str) -> Option<String> {

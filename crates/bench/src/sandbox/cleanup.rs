@@ -1,9 +1,9 @@
 //! Removal of a sandbox: when it is dropped, on an error, on Ctrl-C, and, after a `kill -9`, at the start
 //! of the next run.
 //!
-//! Each run has a random tag. Its namespaces are named `weft-TAG-…`, all its processes run inside them, and
-//! its files are in `/run/weft-sandbox/TAG`. The file `owner` there names the process in charge: its id and
-//! start time, since ids are used again.
+//! Each run has a random tag. Its namespaces and control groups are named `weft-TAG-…`. All its processes run inside
+//! these namespaces, or end with one that does. Its files are in `/run/weft-sandbox/TAG`. The file `owner` there names
+//! the process in charge: its id and start time, since ids are used again.
 
 use std::fs;
 use std::io;
@@ -23,8 +23,14 @@ use super::progress;
 const ROOT: &str = "/run/weft-sandbox";
 /// The directory of the names of `ip netns`.
 const NETNS_DIRECTORY: &str = "/run/netns";
+/// The place of control groups: the one hierarchy of version 2, or the directory of version 1's hierarchies.
+const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
 /// Time between SIGTERM and SIGKILL.
 const TERM_GRACE_MS: u64 = 3_000;
+/// The most time from SIGKILL until a process has ended.
+const KILL_GRACE_MS: u64 = 2_000;
+/// The most time until the processes of a control group have ended.
+const CONTROL_GROUPS_LIMIT_MS: u64 = 5_000;
 /// Limit of each removal command.
 const REMOVE_COMMAND_LIMIT: Duration = Duration::from_secs(30);
 /// How many tags are tried before giving up: a tag has 16 bits.
@@ -150,8 +156,9 @@ fn remove_unguarded(tag: &str) -> bool {
     for name in &names {
         attempt(Command::new("ip").args(["netns", "del", name]));
     }
-    // The next sweep finds the remaining namespaces by the directory.
-    if !namespaces_of(tag).is_empty() {
+    remove_control_groups(tag);
+    // The next sweep finds what remains by the directory.
+    if !namespaces_of(tag).is_empty() || !control_groups_of(tag).is_empty() {
         return false;
     }
     match fs::remove_dir_all(&directory) {
@@ -170,29 +177,68 @@ fn attempt(command: &mut Command) {
 }
 
 fn namespaces_of(tag: &str) -> Vec<String> {
+    let names = entries_of(Path::new(NETNS_DIRECTORY), &format!("weft-{tag}-"));
+    let names = names.iter().filter_map(|path| path.file_name());
+    names.map(|name| name.to_string_lossy().into_owned()).collect()
+}
+
+fn control_groups_of(tag: &str) -> Vec<PathBuf> {
+    let place = Path::new(CONTROL_GROUPS);
+    let mut hierarchies = entries_of(place, "");
+    hierarchies.push(place.to_owned());
     let prefix = format!("weft-{tag}-");
-    let Ok(entries) = fs::read_dir(NETNS_DIRECTORY) else { return Vec::new() };
-    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    names.filter(|name| name.starts_with(&prefix)).collect()
+    hierarchies.iter().flat_map(|hierarchy| entries_of(hierarchy, &prefix)).collect()
+}
+
+/// What is in a directory and has a name that begins so; nothing if it is none.
+fn entries_of(directory: &Path, prefix: &str) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let named =
+        entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+    named.map(|entry| entry.path()).collect()
+}
+
+/// Removes the control groups of containers, once the processes in them have ended.
+fn remove_control_groups(tag: &str) {
+    let deadline = Instant::now() + Duration::from_millis(CONTROL_GROUPS_LIMIT_MS);
+    loop {
+        let groups = control_groups_of(tag);
+        let left = groups.iter().find_map(|group| remove_control_group(group).err());
+        match left {
+            Some(_) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Some(error) => return progress::note(&format!("left behind: control groups: {error}")),
+            None => return,
+        }
+    }
+}
+
+/// Removes a control group and those in it. The files in it are the kernel's, and go with it.
+fn remove_control_group(group: &Path) -> io::Result<()> {
+    for inner in fs::read_dir(group)?.flatten() {
+        if inner.file_type()?.is_dir() {
+            remove_control_group(&inner.path())?;
+        }
+    }
+    fs::remove_dir(group)
 }
 
 /// Ends every process in the namespaces: asked first, killed after a grace time.
 fn end_processes(names: &[String]) {
     let deadline = Instant::now() + Duration::from_millis(TERM_GRACE_MS);
+    let last = deadline + Duration::from_millis(KILL_GRACE_MS);
     let mut asked = Vec::new();
     loop {
         let pids: Vec<u32> = names.iter().flat_map(|name| Netns::pids(name)).collect();
-        if pids.is_empty() {
+        if pids.is_empty() || Instant::now() >= last {
             return;
         }
-        if Instant::now() >= deadline {
-            for pid in pids {
-                signal(pid, Signal::KILL);
-            }
-            return;
-        }
+        let is_late = Instant::now() >= deadline;
         for pid in pids {
-            if !asked.contains(&pid) {
+            if is_late {
+                signal(pid, Signal::KILL);
+            } else if !asked.contains(&pid) {
                 signal(pid, Signal::TERM);
                 asked.push(pid);
             }

@@ -7,12 +7,15 @@
 //! the work and are the referees; the product itself uses none of them.
 
 mod cleanup;
+pub mod docker;
 mod error;
 mod gate;
 mod host;
 mod netns;
 mod overload;
+pub mod programs;
 pub mod progress;
+pub mod secluded;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -23,6 +26,7 @@ pub use error::SandboxError;
 pub use host::{Container, Host};
 pub use netns::{Netns, Output, Running};
 pub use overload::{FREE_MS, HELD_MS, Held, SocketQueues};
+pub use programs::Programs;
 pub use progress::{slowness, try_wait_until, wait_until};
 
 pub(crate) use weft::doctor::find_program;
@@ -177,18 +181,23 @@ impl Sandbox {
     /// # Errors
     /// [`SandboxError::DaemonEnded`] with the end of its log, or [`SandboxError::WaitTimedOut`].
     pub fn launch_all(&self, arguments: &[&str]) -> Result<(), SandboxError> {
+        self.hosts.iter().try_for_each(|host| self.launch(host, arguments))
+    }
+
+    /// Starts the daemon of one host, as [`Sandbox::launch_all`] does.
+    ///
+    /// # Errors
+    /// As [`Sandbox::launch_all`].
+    pub fn launch(&self, host: &Host, arguments: &[&str]) -> Result<(), SandboxError> {
         let password_file = self.password_file();
         let password_file = password_file.to_string_lossy();
         let first = self.host(0).ipv4().to_string();
-        for host in &self.hosts {
-            let mut words = vec!["--password-file", &password_file];
-            words.extend_from_slice(arguments);
-            if host.index() > 0 {
-                words.push(&first);
-            }
-            host.start_daemon(&words)?;
+        let mut words = vec!["--password-file", &password_file];
+        words.extend_from_slice(arguments);
+        if host.index() > 0 {
+            words.push(&first);
         }
-        Ok(())
+        host.start_daemon(&words)
     }
 
     /// Makes a bare namespace that belongs to no host; `weft-TAG-NAME` for `ip netns`.

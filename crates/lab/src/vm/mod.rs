@@ -22,6 +22,7 @@ use std::process::{Command, Output};
 
 use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, flock};
+use weft_bench::sandbox::programs;
 
 pub use guest::{Clock, Ending, Guest, Job, place_of};
 pub use shell::script_of;
@@ -31,11 +32,7 @@ pub use shell::script_of;
 /// # Errors
 /// Neither variable is set.
 pub fn cache_directory() -> anyhow::Result<PathBuf> {
-    if let Some(cache) = std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()) {
-        return Ok(PathBuf::from(cache).join("weft"));
-    }
-    let home = std::env::var_os("HOME").context("HOME is not set: where is the cache to be?")?;
-    Ok(PathBuf::from(home).join(".cache/weft"))
+    programs::cache_directory().context("HOME is not set: where is the cache to be?")
 }
 
 /// Runs a program to its end and returns its output; a failure is an error with the output.
