@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use weft_bench::demo;
 use weft_bench::sandbox::{Host, Sandbox, SandboxOptions, try_wait_until};
 use weft_lab::docker::{self, Engine, IMAGE};
 use weft_lab::net::Lab;
@@ -346,6 +347,22 @@ fn networks_of_docker_are_those_of_weft() -> anyhow::Result<()> {
             let left = host.weft_json(&["network", "ls"])?;
             Ok(left.as_array().is_some_and(|left| left.len() == 1))
         })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_demo_shows_containers_that_know_each_other_by_name() -> anyhow::Result<()> {
+    let lab = Lab { sandbox: Sandbox::new(&SandboxOptions::default())? };
+    demo::docker::launch_all(&lab.sandbox, true)?;
+    lab.wait_active()?;
+    ensure!(demo::docker::show(&lab.sandbox, Ok(docker::programs()?))?, "it was left out");
+    // Nothing of it is in the status and the figures that follow.
+    for host in lab.sandbox.hosts() {
+        let attached = host.weft_json(&["ps"])?;
+        ensure!(attached.as_array().is_some_and(Vec::is_empty), "left: {attached}");
+        let networks = host.weft_json(&["network", "ls"])?;
+        ensure!(networks.as_array().is_some_and(|left| left.len() == 1), "left: {networks}");
     }
     Ok(())
 }

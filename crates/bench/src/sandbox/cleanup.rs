@@ -109,17 +109,6 @@ pub fn remove_kept() -> Vec<String> {
     remove_where(|owner| owner != Owner::Alive)
 }
 
-/// Notes a Docker container of the sandbox, so that it is removed with it.
-pub(crate) fn record_docker(directory: &Path, container: &str) -> Result<(), SandboxError> {
-    use std::io::Write;
-    let file = directory.join("docker");
-    let mut options = fs::OpenOptions::new();
-    let opened = options.create(true).append(true).open(&file);
-    opened
-        .and_then(|mut file| writeln!(file, "{container}"))
-        .map_err(SandboxError::io(format!("write {}", file.display())))
-}
-
 fn live() -> MutexGuard<'static, Vec<String>> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -150,9 +139,6 @@ fn remove_unguarded(tag: &str) -> bool {
     let directory = Path::new(ROOT).join(tag);
     let names = namespaces_of(tag);
     end_processes(&names);
-    for container in fs::read_to_string(directory.join("docker")).unwrap_or_default().lines() {
-        attempt(Command::new("docker").args(["rm", "-f", container]));
-    }
     for name in &names {
         attempt(Command::new("ip").args(["netns", "del", name]));
     }

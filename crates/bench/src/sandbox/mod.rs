@@ -31,6 +31,7 @@ pub use progress::{slowness, try_wait_until, wait_until};
 
 pub(crate) use weft::doctor::find_program;
 
+pub(crate) use gate::gate;
 pub(crate) use netns::{last_lines, output_of, run};
 
 /// The underlay's MTU where nothing else is asked for, in bytes.
@@ -244,11 +245,6 @@ impl Sandbox {
             host.release();
         }
         Ok(())
-    }
-
-    /// Notes a Docker container, so that it is removed with the sandbox.
-    pub(crate) fn record_docker(&self, container: &str) -> Result<(), SandboxError> {
-        cleanup::record_docker(&self.directory, container)
     }
 
     fn write_password(&self) -> Result<(), SandboxError> {

@@ -1,27 +1,24 @@
 //! `./dev demo`: a real run on one machine. Two hosts as namespaces, a daemon on each, containers
-//! that reach each other encrypted, the status of both, and the figures side by side.
+//! that reach each other encrypted, Docker's among them, the status of both, and the figures side by side.
+
+pub mod docker;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use crate::comparison::measure::{Lengths, tcp};
 use crate::comparison::rows::{self, CONNECT_LIMIT, WeftPair};
 use crate::comparison::{self, Plan};
 use crate::sandbox::{
-    self, Container, Host, Output, Sandbox, SandboxError, SandboxOptions, UNDERLAY_MTU_BYTES,
-    Underlay, find_program, output_of, progress, run as run_command, try_wait_until,
+    self, Container, Output, Sandbox, SandboxError, SandboxOptions, UNDERLAY_MTU_BYTES, Underlay,
+    progress, try_wait_until,
 };
 
 /// Rounds of the table's measurements.
 const ROUNDS: usize = 3;
 /// Seconds of each TCP run of the table.
 const TCP_SECONDS: u64 = 3;
-/// Limit of a Docker command.
-const DOCKER_LIMIT: Duration = Duration::from_secs(30);
-/// Life of a demo container that nothing removes, in seconds.
-const DOCKER_LIFE_SECONDS: &str = "86400";
 
 /// Options of `./dev demo`.
 #[derive(Debug, Clone, clap::Args)]
@@ -60,7 +57,8 @@ pub fn run(options: &DemoOptions) -> anyhow::Result<()> {
         progress::note(&format!("{name}: {} and {} in {netns}", host.ipv4(), host.ipv6()));
     }
     progress::step("starting a daemon on each: weft launch --password-file F [HOST]");
-    sandbox.launch_all(&[])?;
+    let docker = docker::programs();
+    docker::launch_all(&sandbox, docker.is_ok())?;
     let containers = attach(&sandbox)?;
     progress::step("waiting until each host has an encrypted path to the other");
     for host in sandbox.hosts() {
@@ -68,7 +66,7 @@ pub fn run(options: &DemoOptions) -> anyhow::Result<()> {
         progress::note(&format!("{}: active after {:.1} s", host.nickname(), took.as_secs_f32()));
     }
     reach(&containers)?;
-    docker(&sandbox)?;
+    docker::show(&sandbox, docker)?;
     show_status(&sandbox)?;
     figures(&sandbox, &containers, options)?;
     if options.keep {
@@ -216,95 +214,6 @@ fn row(sandbox: &Sandbox) -> Result<&'static str, SandboxError> {
         command: "weft status connections --json".to_owned(),
         why: format!("no row for ports of the kind {ports} and {connection}"),
     })
-}
-
-/// Real Docker containers on the network, where an engine runs: one on each host.
-fn docker(sandbox: &Sandbox) -> Result<(), SandboxError> {
-    progress::step("real Docker containers, one on each host");
-    let image = match docker_image() {
-        Ok(image) => image,
-        Err(why) => {
-            progress::note(&format!("left out: {why}"));
-            return Ok(());
-        }
-    };
-    let mut containers = Vec::new();
-    for host in sandbox.hosts() {
-        let container = DockerContainer::start(sandbox, host, &image)?;
-        progress::note(&format!("{} of image {image}: {}", container.name, container.address));
-        containers.push(container);
-    }
-    if let [first, second] = containers.as_slice() {
-        for (from, to) in [(first, second), (second, first)] {
-            let output = from.ping(to.address)?;
-            progress::note(&format!("{} to {}: {}", from.name, to.name, round_trip(&output)));
-        }
-    }
-    Ok(())
-}
-
-/// An image that is already present, or why there is none to use.
-fn docker_image() -> Result<String, String> {
-    if find_program("docker").is_none() {
-        return Err("Docker is not installed".to_owned());
-    }
-    let ps = output_of(Command::new("docker").arg("ps"), DOCKER_LIMIT).and_then(Output::success);
-    if let Err(error) = ps {
-        return Err(format!("no Docker engine answers: {error}"));
-    }
-    let images = ["images", "--filter", "dangling=false", "--format", "{{.Repository}}:{{.Tag}}"];
-    let list = output_of(Command::new("docker").args(images), DOCKER_LIMIT)
-        .and_then(Output::success)
-        .map_err(|error| error.to_string())?;
-    let first = list.stdout.lines().map(str::trim).find(|line| !line.is_empty());
-    first
-        .map(str::to_owned)
-        .ok_or_else(|| "no image is present (try: docker pull busybox)".to_owned())
-}
-
-#[derive(Debug)]
-struct DockerContainer {
-    name: String,
-    pid: String,
-    address: IpAddr,
-}
-
-impl DockerContainer {
-    fn start(sandbox: &Sandbox, host: &Host, image: &str) -> Result<Self, SandboxError> {
-        let name = format!("weft-{}-docker{}", sandbox.tag(), host.index() + 1);
-        sandbox.record_docker(&name)?;
-        run_command(Command::new("docker").args([
-            "run",
-            "-d",
-            "--name",
-            &name,
-            "--network",
-            "none",
-            "--entrypoint",
-            "sleep",
-            image,
-            DOCKER_LIFE_SECONDS,
-        ]))?;
-        let inspect = ["inspect", "--format", "{{.State.Pid}}", &name];
-        let pid = run_command(Command::new("docker").args(inspect))?.stdout.trim().to_owned();
-        host.weft(&["attach", &name])?.success()?;
-        let enter = ["-t", &pid, "-n", "ip", "-j", "addr", "show"];
-        let output = run_command(Command::new("nsenter").args(enter))?;
-        let address = sandbox::global_addresses(&output.json()?).into_iter().next();
-        let address = address.ok_or_else(|| SandboxError::UnexpectedOutput {
-            command: output.command,
-            why: format!("container {name} has no address"),
-        })?;
-        Ok(Self { name, pid, address })
-    }
-
-    fn ping(&self, address: IpAddr) -> Result<Output, SandboxError> {
-        // The image may have no ping: the host's is used inside the container's namespace.
-        let address = address.to_string();
-        let words =
-            ["-t", &self.pid, "-n", "ping", "-n", "-c", "3", "-i", "0.2", "-W", "2", &address];
-        run_command(Command::new("nsenter").args(words))
-    }
 }
 
 fn print_how_to_enter(sandbox: &Sandbox, containers: &[Container]) {
