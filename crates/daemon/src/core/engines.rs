@@ -311,7 +311,12 @@ impl Engines {
     }
 
     fn tell_vector(&self, command: EngineCommand) {
+        let network = further_network(&command);
         if let Err(error) = self.vector.command(command) {
+            // Its devices may just have been lost. The engine itself goes on.
+            if let Some(vni) = network {
+                return tracing::warn!(%vni, %error, "the vector engine does not carry a network");
+            }
             let event = match error {
                 EngineError::Path { path, reason } => EngineEvent::PathFailed { path, reason },
                 error => {
@@ -321,6 +326,18 @@ impl Engines {
             };
             self.events.report(event);
         }
+    }
+}
+
+/// The network besides `weft` that a command is about.
+const fn further_network(command: &EngineCommand) -> Option<Vni> {
+    match command {
+        EngineCommand::SetEndpoints { vni, .. } | EngineCommand::SetBroadcast { vni, .. }
+            if vni.0 != Vni::WEFT.0 =>
+        {
+            Some(*vni)
+        }
+        _ => None,
     }
 }
 
@@ -446,6 +463,21 @@ mod tests {
         let (offers, lacking) = kernel_offers(settings, support);
         let of = |offer: &EngineOffer| (offer.format, offer.port, offer.lanes_max);
         (offers.iter().map(of).collect(), lacking)
+    }
+
+    #[test]
+    fn a_refusal_of_a_further_networks_command_is_no_failure_of_the_engine() {
+        let endpoints =
+            |vni| EngineCommand::SetEndpoints { vni, add: Vec::new(), remove: Vec::new() };
+        let broadcast = |vni| EngineCommand::SetBroadcast { vni, peers: Vec::new() };
+        for command in [endpoints(Vni(7)), broadcast(Vni(7))] {
+            assert_eq!(further_network(&command), Some(Vni(7)));
+        }
+        for command in [endpoints(Vni::WEFT), broadcast(Vni::WEFT)] {
+            assert_eq!(further_network(&command), None);
+        }
+        let keepalive = EngineCommand::SendKeepalive { path: PathId(1) };
+        assert_eq!(further_network(&keepalive), None);
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub(crate) enum NetworkRequest {
     List { reply: oneshot::Sender<NetworkList> },
     /// The devices of a held network stand: both engines carry it now.
     Stands { vni: Vni, serial: u64 },
+    /// They are lost and cannot be made again for now.
+    Fell { vni: Vni, serial: u64 },
 }
 
 /// Answers once the network is saved.
@@ -136,6 +138,11 @@ impl Networks {
             NetworkRequest::Stands { vni, serial } => {
                 if self.find(vni).is_some_and(|held| held.serial == serial) {
                     self.carry(vni, mesh, engines);
+                }
+            }
+            NetworkRequest::Fell { vni, serial } => {
+                if self.find(vni).is_some_and(|held| held.serial == serial) {
+                    engines.end_network(vni);
                 }
             }
         }

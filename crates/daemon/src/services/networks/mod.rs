@@ -266,6 +266,7 @@ impl Networks {
         let OnNetwork { mtu, isolated, .. } = self.on(&held.definition);
         let spec = NetworkSpec { vni, mtu, isolated };
         if let Err(error) = self.engine.add_network(spec).await {
+            self.tell(NetworkRequest::Fell { vni, serial }).await;
             self.take_down(vni).await;
             return Err(error.to_string());
         }
