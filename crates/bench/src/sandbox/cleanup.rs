@@ -176,7 +176,7 @@ fn control_groups_of(tag: &str) -> Vec<PathBuf> {
     hierarchies.iter().flat_map(|hierarchy| entries_of(hierarchy, &prefix)).collect()
 }
 
-/// What is in a directory and has a name that begins so; nothing if it is none.
+/// The entries of a directory whose names begin with this prefix; empty if the directory cannot be read.
 fn entries_of(directory: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let named =

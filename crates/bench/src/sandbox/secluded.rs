@@ -50,7 +50,7 @@ tar -C "$1" -cf "$2" .
 /// A daemon to start.
 #[derive(Debug)]
 pub struct Secluded<'a> {
-    /// What it is, for errors.
+    /// Its name in error texts.
     pub what: &'a str,
     /// Its directory, directly in that of the sandbox. [`make_directories`] has made it.
     pub directory: &'a Path,

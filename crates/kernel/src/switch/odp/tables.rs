@@ -201,7 +201,7 @@ impl Tables {
             return;
         }
         self.changes.insert(Change::Network(vni));
-        // What was learned goes with the ports.
+        // Learned addresses go with the ports.
         for (number, _) in self.ports_of(vni) {
             self.remove_port(number);
         }

@@ -123,7 +123,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the port of this name is.
+/// The role of the port with this name.
 fn kind(name: u8, network: Vni) -> PortKind {
     match name {
         4 => PortKind::Tap(Vni(1)),

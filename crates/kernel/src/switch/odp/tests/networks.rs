@@ -285,7 +285,7 @@ fn a_tunnel_packet_belongs_to_the_network_that_it_names() {
             assert_eq!(outputs(&tables, from_tunnel(2, id, mac(2, 1), destination)), wanted);
         }
     }
-    // What a peer has on one network, it has on no other.
+    // Endpoints of a peer on one network count on that network alone.
     let new = Mac([2, 0, 0, 0, 2, 7]);
     tables.set_remote(Vni::WEFT, new, Some(peer(2)));
     let announced = |vni: Vni| from_tunnel(2, vni.0.into(), new, mac(1, 1));
