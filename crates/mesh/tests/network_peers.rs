@@ -250,3 +250,44 @@ fn the_names_of_all_are_there_once_each_host_has_told_them_on_each_network() {
     on_lan(&mut mesh, now, 7, endpoints(Vec::new(), false));
     assert!(mesh.has_names_of_all());
 }
+
+/// The messages about `lan` to a peer, and the lists of networks.
+fn said(outputs: &[Output], to: u8) -> Vec<Message> {
+    let messages = outputs.iter().filter_map(|output| match output {
+        Output::Send { peer, message } if *peer == id(to) => Some(message),
+        _ => None,
+    });
+    let about_lan = messages.filter_map(|message| match message {
+        Message::On { vni, message } if *vni == lan().vni => Some((**message).clone()),
+        list @ Message::Networks { .. } => Some(list.clone()),
+        _ => None,
+    });
+    about_lan.collect()
+}
+
+fn held(addresses: &[&str]) -> Message {
+    let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+    Message::ClaimsHeld { addresses, more: false }
+}
+
+/// The owner may have given an address to this host when it had dropped its ranges: it is free again.
+#[test]
+fn a_host_that_gets_ranges_says_what_it_holds_once_their_owner_knows_the_founding() {
+    let now = Instant::now();
+    let mut mesh = host(now);
+    link(&mut mesh, now, 7);
+    tell(&mut mesh, now, 7, vec![lan_of(1)]);
+    mesh.join_network(now, "lan").unwrap();
+    let outputs = drain(&mut mesh);
+    assert!(!said(&outputs, 7).contains(&held(&[])), "it has no founding: {outputs:?}");
+    on_lan(&mut mesh, now, 7, grant(request(&outputs, 7).unwrap(), 1));
+    let said = said(&drain(&mut mesh), 7);
+    let of_founding = |it: &Message| match it {
+        Message::Networks { networks, .. } => networks[0].founding == Some(founding(1)),
+        _ => false,
+    };
+    let told = said.iter().position(of_founding);
+    let listed = said.iter().position(|it| *it == held(&[]));
+    assert!(told.is_some() && told < listed, "{said:?}");
+    assert_eq!(said.iter().filter(|it| **it == held(&[])).count(), 1, "{said:?}");
+}

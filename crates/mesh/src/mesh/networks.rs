@@ -533,14 +533,31 @@ impl Mesh {
         self.drop_resting();
         let own = self.own_holdings();
         let changed = self.networks.told != own;
-        self.networks.told = own;
+        let before = std::mem::replace(&mut self.networks.told, own);
         let links = self.links.iter().filter(|(_, link)| changed || link.networks.owed);
         let peers: Vec<PeerId> = links.map(|(peer, _)| *peer).collect();
         peers.into_iter().for_each(|peer| self.send_networks(peer));
         self.drop_uncarried();
+        self.tell_held(&before);
         self.greet_sharers();
         self.tell_network_peers();
         self.find_clashes(now);
+    }
+
+    /// Says what this host holds of a founding to the hosts that have just been told of it. They may have given an
+    /// address to this host when it had dropped its ranges of the network. A list that came before counted for nothing.
+    fn tell_held(&mut self, before: &[Holding]) {
+        let told = &self.networks.told;
+        let is_old = |it: &&Holding| {
+            let vni = it.definition.vni;
+            before.iter().any(|old| old.definition.vni == vni && old.founding == it.founding)
+        };
+        let new = told.iter().filter(|it| it.founding.is_some() && !is_old(it));
+        let new: BTreeSet<Vni> = new.map(|it| it.definition.vni).collect();
+        let greeted = self.networks.shared.iter().copied();
+        let greeted = greeted.filter(|(_, vni)| new.contains(vni));
+        let all: Vec<_> = greeted.filter(|(peer, vni)| self.shares_founding(*peer, *vni)).collect();
+        all.into_iter().for_each(|(peer, vni)| self.send_held(peer, vni));
     }
 
     fn own_holdings(&self) -> Vec<Holding> {
