@@ -10,7 +10,7 @@ use net::{lan, network_box};
 use weft_crypto::PeerId;
 use weft_mesh::{
     AddressRange, Config, EndpointInfo, Founding, Hello, Holding, Mesh, Message, Network,
-    NetworkDefinition, NetworkId, Output, Vni, limits,
+    NetworkDefinition, NetworkId, Output, RangeAnnouncement, Vni, limits,
 };
 
 fn id(n: u8) -> PeerId {
@@ -290,4 +290,40 @@ fn a_host_that_gets_ranges_says_what_it_holds_once_their_owner_knows_the_foundin
     let listed = said.iter().position(|it| *it == held(&[]));
     assert!(told.is_some() && told < listed, "{said:?}");
     assert_eq!(said.iter().filter(|it| **it == held(&[])).count(), 1, "{said:?}");
+}
+
+/// After a crash this host would not know the founding, nor that it has asked for an address of it.
+#[test]
+fn a_claim_waits_until_the_founding_of_the_ranges_is_saved() {
+    let mut now = Instant::now();
+    let mut mesh = host(now);
+    link(&mut mesh, now, 7);
+    tell(&mut mesh, now, 7, vec![lan_of(1)]);
+    mesh.join_network(now, "lan").unwrap();
+    let number = request(&drain(&mut mesh), 7).unwrap();
+    let ranges = vec![AddressRange::of_net("10.9.0.0/27".parse().unwrap())];
+    let (network, owner) = (founding(1).id, id(7));
+    let announcement = RangeAnnouncement { network, owner, version: 1, ranges };
+    on_lan(&mut mesh, now, 7, Message::Ranges { announcement });
+    let drain_with = |mesh: &mut Mesh, now, saved: Result<(), String>| {
+        let mut outputs = Vec::new();
+        while let Some(output) = mesh.poll_output() {
+            if matches!(output, Output::Persist(_)) {
+                mesh.handle_saved(now, saved.clone());
+            }
+            outputs.push(output);
+        }
+        outputs
+    };
+    on_lan(&mut mesh, now, 7, grant(number, 1));
+    drain_with(&mut mesh, now, Err("no space left".to_owned()));
+    mesh.claim(now, lan().vni, "a", "10.9.0.9/26".parse().unwrap());
+    let asks = |outputs: &[Output]| {
+        let claim = |it: &Message| matches!(it, Message::Claim { .. });
+        said(outputs, 7).iter().any(claim)
+    };
+    assert!(!asks(&drain_with(&mut mesh, now, Err("no space left".to_owned()))));
+    now += Duration::from_millis(limits::SAVE_RETRY_MAX_MS);
+    mesh.handle_timeout(now);
+    assert!(asks(&drain_with(&mut mesh, now, Ok(()))));
 }

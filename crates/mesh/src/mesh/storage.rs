@@ -219,6 +219,11 @@ impl Mesh {
                 ledger.is_some_and(|it| it.has_grant(peer, *request))
             }
             Message::Generation { generation } => *generation <= durable.generation(),
+            // A host that restarts without the founding would not know what it asked for.
+            Message::Claim { .. } => {
+                let ours = self.state.ledger(vni).and_then(|it| it.network);
+                ours.is_some() && ledger.and_then(|it| it.network) == ours
+            }
             Message::ClaimRelease { address } => {
                 ledger.is_none_or(|it| !it.held.contains_key(address))
             }
