@@ -327,3 +327,21 @@ fn a_claim_waits_until_the_founding_of_the_ranges_is_saved() {
     mesh.handle_timeout(now);
     assert!(asks(&drain_with(&mut mesh, now, Ok(()))));
 }
+
+#[test]
+fn a_list_of_claims_that_comes_before_the_founding_is_not_part_of_the_next() {
+    let mut now = Instant::now();
+    let mut mesh = host(now);
+    mesh.create_network(now, lan()).unwrap();
+    now += Duration::from_millis(limits::RANGE_FOUND_SETTLE_MS);
+    mesh.handle_timeout(now);
+    let ours = mesh.ipam_on(lan().vni).unwrap().network;
+    link(&mut mesh, now, 7);
+    let used = |mesh: &Mesh| mesh.ipam_on(lan().vni).unwrap().owners[0].used;
+    tell(&mut mesh, now, 7, vec![Holding { founding: None, used: false, ..lan_of(1) }]);
+    on_lan(&mut mesh, now, 7, held(&["10.9.0.9", "10.9.0.10"]));
+    assert_eq!(used(&mesh), Some(0));
+    tell(&mut mesh, now, 7, vec![Holding { founding: ours, ..lan_of(1) }]);
+    on_lan(&mut mesh, now, 7, held(&["10.9.0.10"]));
+    assert_eq!(used(&mesh), Some(1));
+}

@@ -738,10 +738,13 @@ impl Mesh {
             let max = CLAIMS_PER_PEER_MAX;
             return Err(MeshError::TooMany { peer, what: "claims", max });
         }
-        if more || !same_founding {
+        if more {
             return Ok(());
         }
         let held = std::mem::take(&mut incoming.new_claims);
+        if !same_founding {
+            return Ok(());
+        }
         let Some(ledger) = self.state.ledger_mut(vni) else { return Ok(()) };
         let gone: Vec<Ipv4Addr> =
             ledger.claims_of(peer).filter(|address| !held.contains(address)).collect();
