@@ -1,66 +1,19 @@
 //! One host, seen from outside: addresses, endpoints, members, status, saved state.
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use ipnet::IpNet;
-use weft_crypto::PeerId;
+use common::{
+    allocate, answer, claim, config, drain, drain_with, founder, id, link, restored, saved, sent,
+};
 use weft_mesh::{
     AddressError, Change, ClaimResult, Config, EndpointInfo, Founding, Hello, Mac, MemberInfo,
     Mesh, MeshError, Message, NamePort, NameRecord, Output, RangeAnnouncement, Refusal, State,
-    Ticket, Transport, Vni, limits,
+    Transport, Vni, limits,
 };
-
-fn id(n: u8) -> PeerId {
-    PeerId::from_bytes([n; 32])
-}
-
-fn config(range: &str) -> Config {
-    let mut config = Config::new(id(5), "me", 6783);
-    config.range = range.parse().unwrap();
-    config.founding = Founding::Found;
-    config
-}
-
-fn founder(now: Instant, range: &str) -> Mesh {
-    Mesh::new(now, config(range), None, [1; 32]).unwrap()
-}
-
-fn link(mesh: &mut Mesh, now: Instant, peer: u8) {
-    let hello = Hello { nickname: format!("host{peer}"), ..mesh.hello() };
-    let remote = SocketAddr::from(([192, 0, 2, peer], 40_000));
-    mesh.handle_link_up(now, id(peer), hello, remote).unwrap();
-}
-
-fn drain(mesh: &mut Mesh) -> Vec<Output> {
-    std::iter::from_fn(|| mesh.poll_output()).collect()
-}
-
-fn answer(mesh: &mut Mesh, ticket: Ticket) -> Result<Vec<String>, AddressError> {
-    let outputs = drain(mesh).into_iter();
-    let mut answers = outputs.filter_map(|output| match output {
-        Output::Answer { ticket: t, result, .. } if t == ticket => Some(result),
-        _ => None,
-    });
-    let nets = answers.next().expect("an answer")?;
-    Ok(nets.iter().map(IpNet::to_string).collect())
-}
-
-fn allocate(mesh: &mut Mesh, now: Instant, owner: &str) -> Result<Vec<String>, AddressError> {
-    let ticket = mesh.allocate(now, Vni::WEFT, owner);
-    answer(mesh, ticket)
-}
-
-fn claim(
-    mesh: &mut Mesh,
-    now: Instant,
-    owner: &str,
-    address: &str,
-) -> Result<Vec<String>, AddressError> {
-    let ticket = mesh.claim(now, Vni::WEFT, owner, address.parse().unwrap());
-    answer(mesh, ticket)
-}
 
 fn endpoint(mac: u8, address: &str) -> EndpointInfo {
     EndpointInfo {
@@ -82,14 +35,18 @@ fn announce(mesh: &mut Mesh, now: Instant, peer: u8, version: u64, add: Vec<Endp
 fn an_allocation_gives_both_families_and_the_same_again() {
     let now = Instant::now();
     let mut mesh = founder(now, "10.32.0.0/12");
-    let first = allocate(&mut mesh, now, "a").unwrap();
+    let first = allocate(&mut mesh, now, Vni::WEFT, "a").unwrap();
     assert_eq!(first[0], "10.32.0.1/12");
     assert!(first[1].starts_with("fd") && first[1].ends_with("::a20:1/64"), "{first:?}");
-    assert_eq!(allocate(&mut mesh, now, "a").unwrap(), first);
-    assert_eq!(allocate(&mut mesh, now, "b").unwrap()[0], "10.32.0.2/12");
+    assert_eq!(allocate(&mut mesh, now, Vni::WEFT, "a").unwrap(), first);
+    assert_eq!(allocate(&mut mesh, now, Vni::WEFT, "b").unwrap()[0], "10.32.0.2/12");
     let freed = mesh.release(now, "a");
     assert_eq!(freed, ["10.32.0.1".parse::<IpAddr>().unwrap()]);
-    assert_eq!(allocate(&mut mesh, now, "c").unwrap()[0], "10.32.0.3/12", "a freed address rests");
+    assert_eq!(
+        allocate(&mut mesh, now, Vni::WEFT, "c").unwrap()[0],
+        "10.32.0.3/12",
+        "a freed address rests"
+    );
 }
 
 #[test]
@@ -101,9 +58,7 @@ fn the_answer_comes_behind_the_state_that_holds_it() {
     let outputs = drain(&mut mesh);
     let Output::Persist(state) = &outputs[0] else { panic!("{outputs:?}") };
     assert!(matches!(&outputs[1], Output::Answer { ticket: t, .. } if *t == ticket));
-    let text = serde_json::to_string(state).unwrap();
-    let state: State = serde_json::from_str(&text).unwrap();
-    let again = Mesh::new(now, config("10.32.0.0/12"), Some(state), [2; 32]).unwrap();
+    let again = restored(now, "10.32.0.0/12", &serde_json::to_string(state).unwrap());
     assert_eq!(again.allocated(Vni::WEFT, "a").unwrap()[0].to_string(), "10.32.0.1/12");
     assert_eq!(again.network(), mesh.network());
 }
@@ -113,13 +68,13 @@ fn the_subnets_ends_are_never_given_and_all_else_is() {
     let now = Instant::now();
     let mut mesh = founder(now, "10.9.0.0/29");
     for n in 1..=6 {
-        let address = allocate(&mut mesh, now, &format!("box{n}")).unwrap();
+        let address = allocate(&mut mesh, now, Vni::WEFT, &format!("box{n}")).unwrap();
         assert_eq!(address[0], format!("10.9.0.{n}/29"));
     }
-    let error = allocate(&mut mesh, now, "one more").unwrap_err().to_string();
+    let error = allocate(&mut mesh, now, Vni::WEFT, "one more").unwrap_err().to_string();
     assert!(error.contains("10.9.0.0/29") && error.contains("full"), "{error}");
     mesh.release(now, "box4");
-    assert_eq!(allocate(&mut mesh, now, "one more").unwrap()[0], "10.9.0.4/29");
+    assert_eq!(allocate(&mut mesh, now, Vni::WEFT, "one more").unwrap()[0], "10.9.0.4/29");
 }
 
 #[test]
@@ -128,7 +83,7 @@ fn automatic_addresses_come_from_the_default_subnet() {
     let mut config = config("10.32.0.0/12");
     config.subnet = Some("10.33.7.0/24".parse().unwrap());
     let mut mesh = Mesh::new(now, config.clone(), None, [1; 32]).unwrap();
-    assert_eq!(allocate(&mut mesh, now, "a").unwrap()[0], "10.33.7.1/24");
+    assert_eq!(allocate(&mut mesh, now, Vni::WEFT, "a").unwrap()[0], "10.33.7.1/24");
     config.subnet = Some("10.64.0.0/24".parse().unwrap());
     let error = Mesh::new(now, config, None, [1; 32]).unwrap_err();
     assert!(error.to_string().contains("not inside"), "{error}");
@@ -138,23 +93,23 @@ fn automatic_addresses_come_from_the_default_subnet() {
 fn explicit_addresses_inside_the_range() {
     let now = Instant::now();
     let mut mesh = founder(now, "10.9.0.0/24");
-    assert_eq!(claim(&mut mesh, now, "a", "10.9.0.1/24").unwrap(), ["10.9.0.1/24"]);
-    assert_eq!(claim(&mut mesh, now, "a", "10.9.0.1/24").unwrap(), ["10.9.0.1/24"]);
-    assert_eq!(allocate(&mut mesh, now, "b").unwrap()[0], "10.9.0.2/24");
-    let error = claim(&mut mesh, now, "c", "10.9.0.2/24").unwrap_err().to_string();
+    assert_eq!(claim(&mut mesh, now, Vni::WEFT, "a", "10.9.0.1/24").unwrap(), ["10.9.0.1/24"]);
+    assert_eq!(claim(&mut mesh, now, Vni::WEFT, "a", "10.9.0.1/24").unwrap(), ["10.9.0.1/24"]);
+    assert_eq!(allocate(&mut mesh, now, Vni::WEFT, "b").unwrap()[0], "10.9.0.2/24");
+    let error = claim(&mut mesh, now, Vni::WEFT, "c", "10.9.0.2/24").unwrap_err().to_string();
     assert!(error.contains("container b") && error.contains("me ("), "{error}");
     let twin = mesh.ipv6_of(Vni::WEFT, "10.9.0.2".parse().unwrap()).unwrap().to_string();
-    let error = claim(&mut mesh, now, "c", &twin).unwrap_err();
+    let error = claim(&mut mesh, now, Vni::WEFT, "c", &twin).unwrap_err();
     assert!(matches!(error, AddressError::Taken { .. }), "the pair is one: {error}");
     let free = mesh.ipv6_of(Vni::WEFT, "10.9.0.9".parse().unwrap()).unwrap().to_string();
-    assert_eq!(claim(&mut mesh, now, "c", &free).unwrap(), [free]);
-    let error = claim(&mut mesh, now, "d", "10.9.0.9/24").unwrap_err();
+    assert_eq!(claim(&mut mesh, now, Vni::WEFT, "c", &free).unwrap(), [free]);
+    let error = claim(&mut mesh, now, Vni::WEFT, "d", "10.9.0.9/24").unwrap_err();
     assert!(matches!(error, AddressError::Taken { .. }), "the pair is one: {error}");
     let odd = mesh.network().unwrap().range6.to_string().replace("::/", "::1:2:3/");
-    let error = claim(&mut mesh, now, "d", &odd).unwrap_err();
+    let error = claim(&mut mesh, now, Vni::WEFT, "d", &odd).unwrap_err();
     assert!(matches!(error, AddressError::NotMapped { .. }), "{error}");
     for reserved in ["10.9.0.0/24", "10.9.0.255/24", "10.9.0.255/16", "10.9.0.64/26", "0.0.0.0/0"] {
-        let error = claim(&mut mesh, now, "d", reserved).unwrap_err();
+        let error = claim(&mut mesh, now, Vni::WEFT, "d", reserved).unwrap_err();
         assert!(matches!(error, AddressError::Reserved { .. }), "{reserved}: {error}");
     }
 }
@@ -166,14 +121,23 @@ fn explicit_addresses_outside_the_range_are_checked_against_all_endpoints() {
     link(&mut mesh, now, 7);
     announce(&mut mesh, now, 7, 1, vec![endpoint(1, "192.168.7.1/24")]);
     drain(&mut mesh);
-    let error = claim(&mut mesh, now, "a", "192.168.7.1/24").unwrap_err().to_string();
+    let error = claim(&mut mesh, now, Vni::WEFT, "a", "192.168.7.1/24").unwrap_err().to_string();
     assert!(error.contains("container box1") && error.contains("host7"), "{error}");
-    assert_eq!(claim(&mut mesh, now, "a", "192.168.7.2/24").unwrap(), ["192.168.7.2/24"]);
-    assert_eq!(claim(&mut mesh, now, "a", "2001:db8::2/64").unwrap(), ["2001:db8::2/64"]);
-    let error = claim(&mut mesh, now, "b", "192.168.7.2/24").unwrap_err();
+    assert_eq!(
+        claim(&mut mesh, now, Vni::WEFT, "a", "192.168.7.2/24").unwrap(),
+        ["192.168.7.2/24"]
+    );
+    assert_eq!(
+        claim(&mut mesh, now, Vni::WEFT, "a", "2001:db8::2/64").unwrap(),
+        ["2001:db8::2/64"]
+    );
+    let error = claim(&mut mesh, now, Vni::WEFT, "b", "192.168.7.2/24").unwrap_err();
     assert!(matches!(error, AddressError::Taken { .. }), "{error}");
     assert_eq!(mesh.release(now, "a").len(), 2);
-    assert_eq!(claim(&mut mesh, now, "b", "192.168.7.2/24").unwrap(), ["192.168.7.2/24"]);
+    assert_eq!(
+        claim(&mut mesh, now, Vni::WEFT, "b", "192.168.7.2/24").unwrap(),
+        ["192.168.7.2/24"]
+    );
 }
 
 #[test]
@@ -407,13 +371,9 @@ fn a_host_that_the_user_forgot_stays_so_whatever_others_tell_until_somebody_is_l
 fn a_state_of_another_range_identity_or_version_is_refused_with_advice() {
     let now = Instant::now();
     let mut mesh = founder(now, "10.9.0.0/24");
-    allocate(&mut mesh, now, "a").unwrap();
+    allocate(&mut mesh, now, Vni::WEFT, "a").unwrap();
     mesh.allocate(now, Vni::WEFT, "b");
-    let states = drain(&mut mesh).into_iter().filter_map(|output| match output {
-        Output::Persist(state) => Some(*state),
-        _ => None,
-    });
-    let state = states.into_iter().next_back().unwrap();
+    let state: State = serde_json::from_str(&saved(&mut mesh)).unwrap();
     let new = |config: Config, state: &State| Mesh::new(now, config, Some(state.clone()), [1; 32]);
     let error = new(config("10.8.0.0/24"), &state).unwrap_err();
     assert!(matches!(error, MeshError::SavedRange { .. }));
@@ -641,18 +601,6 @@ fn a_member_that_comes_back_from_elsewhere_is_told_with_the_address_it_has_left(
     assert_eq!(members_told(&drain(&mut mesh), 2, 1), [(vec![new], before)]);
 }
 
-/// All outputs of a host whose disk is full, or is not.
-fn drain_with(mesh: &mut Mesh, now: Instant, full: bool) -> Vec<Output> {
-    let mut outputs = Vec::new();
-    while let Some(output) = mesh.poll_output() {
-        if matches!(output, Output::Persist(_)) {
-            mesh.handle_saved(now, if full { Err("the disk is full".into()) } else { Ok(()) });
-        }
-        outputs.push(output);
-    }
-    outputs
-}
-
 #[test]
 fn without_a_saved_state_no_address_is_given_and_no_range_but_all_else_goes_on() {
     let mut now = Instant::now();
@@ -678,13 +626,7 @@ fn without_a_saved_state_no_address_is_given_and_no_range_but_all_else_goes_on()
     link(&mut mesh, now, 7);
     let within = "10.9.0.0/24".parse().unwrap();
     mesh.handle_message(now, id(7), Message::RangeRequest { request: 1, within }).unwrap();
-    let sent: Vec<Message> = drain_with(&mut mesh, now, true)
-        .into_iter()
-        .filter_map(|output| match output {
-            Output::Send { message, .. } => Some(message),
-            _ => None,
-        })
-        .collect();
+    let sent = sent(&drain_with(&mut mesh, now, true), 7);
     assert!(sent.iter().any(|message| matches!(message, Message::Endpoints { .. })), "{sent:?}");
     let why = |message: &Message| matches!(message, Message::RangeRefused { reason, .. } if reason.contains("the disk is full"));
     assert!(sent.iter().any(why), "{sent:?}");

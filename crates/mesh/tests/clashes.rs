@@ -1,63 +1,17 @@
 //! Networks of other hosts that clash with this host's, or that this release cannot read: found, listed and told.
 #![allow(clippy::unwrap_used)]
 
+mod common;
 mod net;
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use net::network_box;
-use weft_crypto::PeerId;
+use common::{drain, founder, hold, id, link, on, restored, saved, shop, with_mtu};
+use net::{RANGE, network_box};
 use weft_mesh::{
-    Change, Config, Founding, Hello, Holding, Mesh, Message, NetworkClash, NetworkDefinition,
-    NetworkError, NetworkOptions, OptionValue, Output, State, Vni, limits,
+    Change, Mesh, Message, NetworkClash, NetworkDefinition, NetworkError, NetworkOptions,
+    OptionValue, Output, Vni, limits,
 };
-
-fn id(n: u8) -> PeerId {
-    PeerId::from_bytes([n; 32])
-}
-
-fn config() -> Config {
-    let mut config = Config::new(id(5), "me", 6783);
-    config.founding = Founding::Found;
-    config
-}
-
-fn founder(now: Instant) -> Mesh {
-    Mesh::new(now, config(), None, [1; 32]).unwrap()
-}
-
-fn link(mesh: &mut Mesh, now: Instant, peer: u8) {
-    let hello = Hello { nickname: format!("host{peer}"), ..mesh.hello() };
-    let remote = SocketAddr::from(([192, 0, 2, peer], 40_000));
-    mesh.handle_link_up(now, id(peer), hello, remote).unwrap();
-}
-
-fn drain(mesh: &mut Mesh) -> Vec<Output> {
-    std::iter::from_fn(|| mesh.poll_output()).collect()
-}
-
-fn shop() -> NetworkDefinition {
-    NetworkDefinition::new("shop")
-}
-
-fn with_mtu(mtu: u16) -> NetworkDefinition {
-    let options = NetworkOptions { mtu: Some(mtu), ..NetworkOptions::default() };
-    NetworkDefinition { options, ..shop() }
-}
-
-fn hold(mesh: &mut Mesh, now: Instant, peer: u8, networks: &[NetworkDefinition]) {
-    let holding = |definition: &NetworkDefinition| Holding {
-        definition: definition.clone(),
-        founding: None,
-        used: false,
-        resting: false,
-        unsure: false,
-    };
-    let networks = networks.iter().map(holding).collect();
-    let message = Message::Networks { first: true, more: false, networks, heard: Vec::new() };
-    mesh.handle_message(now, id(peer), message).unwrap();
-}
 
 /// The clashes of a network of this host, as the status lists them.
 fn listed(mesh: &Mesh, name: &str) -> Vec<NetworkClash> {
@@ -79,7 +33,7 @@ fn told(mesh: &mut Mesh) -> Vec<NetworkClash> {
 #[test]
 fn a_network_clashes_with_one_of_its_name_and_with_one_of_its_vni_on_one_host() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     link(&mut mesh, now, 7);
     for network in [shop(), NetworkDefinition::new("web")] {
         mesh.create_network(now, network).unwrap();
@@ -99,7 +53,7 @@ fn a_network_clashes_with_one_of_its_name_and_with_one_of_its_vni_on_one_host() 
 #[test]
 fn a_peer_causes_few_lines_about_clashes_however_often_its_list_changes() {
     let mut now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     for peer in [7, 8] {
         link(&mut mesh, now, peer);
     }
@@ -154,7 +108,7 @@ fn known(mesh: &Mesh) -> Vec<String> {
 #[test]
 fn a_network_with_an_option_of_a_later_release_is_neither_created_nor_joined() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     link(&mut mesh, now, 7);
     let created = mesh.create_network(now, coloured()).unwrap_err();
     let option = "colour".to_owned();
@@ -171,7 +125,7 @@ fn a_network_with_an_option_of_a_later_release_is_neither_created_nor_joined() {
 #[test]
 fn nothing_of_a_network_passes_to_a_host_that_has_it_with_an_option_of_a_later_release() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     mesh.create_network(now, shop()).unwrap();
     mesh.set_local_endpoint(now, shop().vni, network_box(5, 1)).unwrap();
     link(&mut mesh, now, 7);
@@ -179,8 +133,7 @@ fn nothing_of_a_network_passes_to_a_host_that_has_it_with_an_option_of_a_later_r
     mesh.handle_message(now, id(7), read(&text).unwrap()).unwrap();
     let (add, remove) = (vec![network_box(7, 1)], Vec::new());
     let theirs = Message::Endpoints { version: 1, full: true, more: false, add, remove };
-    let theirs = Message::On { vni: shop().vni, message: Box::new(theirs) };
-    mesh.handle_message(now, id(7), theirs).unwrap();
+    mesh.handle_message(now, id(7), on(shop().vni, theirs)).unwrap();
     assert_eq!(mesh.endpoints(shop().vni), [(network_box(5, 1), id(5))]);
     assert_eq!(mesh.network_peers(shop().vni), []);
     let outputs = drain(&mut mesh);
@@ -198,7 +151,7 @@ fn nothing_of_a_network_passes_to_a_host_that_has_it_with_an_option_of_a_later_r
 #[test]
 fn entries_of_a_list_that_this_release_cannot_use_leave_the_others_as_they_are() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     mesh.create_network(now, NetworkDefinition::new("db")).unwrap();
     link(&mut mesh, now, 7);
     let long = "l".repeat(limits::LATER_OPTION_BYTES_MAX + 1);
@@ -242,18 +195,13 @@ fn entries_of_a_list_that_this_release_cannot_use_leave_the_others_as_they_are()
 #[test]
 fn a_saved_network_with_an_option_of_a_later_release_is_dropped_and_named() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     for network in [with_mtu(1_400), NetworkDefinition::new("web")] {
         mesh.create_network(now, network).unwrap();
     }
-    let saved = drain(&mut mesh).into_iter().rev().find_map(|output| match output {
-        Output::Persist(state) => Some(serde_json::to_string(&*state).unwrap()),
-        _ => None,
-    });
-    let saved = saved.unwrap().replace(r#"{"mtu":1400}"#, r#"{"mtu":1400,"colour":"red"}"#);
+    let saved = saved(&mut mesh).replace(r#"{"mtu":1400}"#, r#"{"mtu":1400,"colour":"red"}"#);
     assert!(saved.contains("colour"));
-    let saved: State = serde_json::from_str(&saved).unwrap();
-    let mut mesh = Mesh::new(now, config(), Some(saved), [2; 32]).unwrap();
+    let mut mesh = restored(now, RANGE, &saved);
     let held: Vec<&str> = mesh.held_networks().map(|it| it.name.as_str()).collect();
     assert_eq!(held, ["web"]);
     let outputs = drain(&mut mesh);

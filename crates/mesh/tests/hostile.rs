@@ -1,9 +1,12 @@
 //! Hostile messages of a linked peer: none makes a host panic, and none takes a range from its owner.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+mod common;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use common::{config, drain, founder, hold, id, link, link_with, on};
 use ipnet::{IpNet, Ipv4Net};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -14,29 +17,7 @@ use weft_mesh::{
     NetworkOptions, Output, RangeAnnouncement, Transport, Vni, limits,
 };
 
-fn id(n: u8) -> PeerId {
-    PeerId::from_bytes([n; 32])
-}
-
-fn founder(now: Instant) -> Mesh {
-    let mut config = Config::new(id(5), "me", 6783);
-    config.range = "10.9.0.0/24".parse().unwrap();
-    config.founding = Founding::Found;
-    Mesh::new(now, config, None, [1; 32]).unwrap()
-}
-
-fn hello(mesh: &Mesh, nickname: &str) -> Hello {
-    Hello { nickname: nickname.to_owned(), ..mesh.hello() }
-}
-
-fn link(mesh: &mut Mesh, now: Instant, peer: PeerId) {
-    let hello = hello(mesh, "other");
-    mesh.handle_link_up(now, peer, hello, "192.0.2.9:6783".parse().unwrap()).unwrap();
-}
-
-fn drain(mesh: &mut Mesh) -> Vec<Output> {
-    std::iter::from_fn(|| mesh.poll_output()).collect()
-}
+const RANGE: &str = "10.9.0.0/24";
 
 fn own(mesh: &Mesh) -> Vec<AddressRange> {
     mesh.ipam().owners[0].ranges.clone()
@@ -142,7 +123,7 @@ impl Source {
             return Message::Networks { first, more, networks, heard };
         }
         let vni = self.network().vni;
-        Message::On { vni, message: Box::new(self.message(network)) }
+        on(vni, self.message(network))
     }
 
     fn message(&mut self, network: Network) -> Message {
@@ -242,7 +223,7 @@ fn no_message_makes_a_host_panic_or_lose_what_is_its_own() {
     for seed in 0..400 {
         let mut source = Source(ChaCha8Rng::seed_from_u64(seed));
         let mut now = Instant::now();
-        let mut mesh = founder(now);
+        let mut mesh = founder(now, RANGE);
         for n in 0..20 {
             mesh.allocate(now, Vni::WEFT, &format!("box{n}"));
         }
@@ -255,7 +236,7 @@ fn no_message_makes_a_host_panic_or_lose_what_is_its_own() {
         for n in 0..20 {
             mesh.allocate(now, lan.vni, &format!("lan{n}"));
         }
-        link(&mut mesh, now, id(1));
+        link(&mut mesh, now, 1);
         let claim = "10.9.0.50".parse().unwrap();
         let message = Message::Claim { id: 1, address: claim, container: "theirs".to_owned() };
         mesh.handle_message(now, id(1), message).unwrap();
@@ -268,7 +249,7 @@ fn no_message_makes_a_host_panic_or_lose_what_is_its_own() {
         for _ in 0..300 {
             now += Duration::from_millis(source.below(300));
             if source.below(40) == 0 {
-                link(&mut mesh, now, id(2));
+                link(&mut mesh, now, 2);
             }
             let message = source.message(network);
             let known = mesh.peers().iter().any(|peer| peer.peer == id(2) && peer.linked);
@@ -289,7 +270,7 @@ fn no_message_makes_a_host_panic_or_lose_what_is_its_own() {
             assert_eq!(held(&mesh), 3, "seed {seed}: {message:?}");
         }
         let message = Message::Claim { id: 9, address: claim, container: "mine".to_owned() };
-        link(&mut mesh, now, id(2));
+        link(&mut mesh, now, 2);
         drain(&mut mesh);
         mesh.handle_message(now, id(2), message).unwrap();
         let taken = drain(&mut mesh).into_iter().any(|output| {
@@ -307,14 +288,13 @@ fn a_joining_host_survives_any_message_too() {
     for seed in 0..400 {
         let mut source = Source(ChaCha8Rng::seed_from_u64(seed));
         let mut now = Instant::now();
-        let network = founder(now).network().unwrap();
-        let mut config = Config::new(id(5), "me", 6783);
-        config.range = "10.9.0.0/24".parse().unwrap();
-        let mut mesh = Mesh::new(now, config, None, [1; 32]).unwrap();
+        let network = founder(now, RANGE).network().unwrap();
+        let joining = || Config { founding: Founding::Join, ..config(RANGE) };
+        let mut mesh = Mesh::new(now, joining(), None, [1; 32]).unwrap();
         for _ in 0..300 {
             now += Duration::from_millis(source.below(300));
             if source.below(20) == 0 {
-                let hello = Hello { network: None, ..hello(&mesh, "other") };
+                let hello = Hello { nickname: "other".into(), network: None, ..mesh.hello() };
                 let remote = "[2001:db8::1]:6783".parse().unwrap();
                 let _ = mesh.handle_link_up(now, id(2), hello, remote);
                 mesh.allocate(now, Vni::WEFT, "box");
@@ -338,9 +318,7 @@ fn a_joining_host_survives_any_message_too() {
                 }
             }
             if let Some(state) = saved {
-                let mut config = Config::new(id(5), "me", 6783);
-                config.range = "10.9.0.0/24".parse().unwrap();
-                Mesh::new(now, config, Some(state), [2; 32]).unwrap();
+                Mesh::new(now, joining(), Some(state), [2; 32]).unwrap();
             }
         }
     }
@@ -349,8 +327,8 @@ fn a_joining_host_survives_any_message_too() {
 #[test]
 fn a_peer_cannot_announce_what_this_host_owns() {
     let now = Instant::now();
-    let mut mesh = founder(now);
-    link(&mut mesh, now, id(1));
+    let mut mesh = founder(now, RANGE);
+    link(&mut mesh, now, 1);
     let network = mesh.network().unwrap().id;
     let whole = AddressRange::of_net("10.9.0.0/24".parse().unwrap());
     for owner in [id(1), id(5)] {
@@ -369,8 +347,8 @@ fn a_peer_cannot_announce_what_this_host_owns() {
 #[test]
 fn a_lie_about_this_hosts_ranges_is_answered_with_the_truth_and_a_higher_version() {
     let now = Instant::now();
-    let mut mesh = founder(now);
-    link(&mut mesh, now, id(1));
+    let mut mesh = founder(now, RANGE);
+    link(&mut mesh, now, 1);
     drain(&mut mesh);
     let network = mesh.network().unwrap().id;
     let announcement = RangeAnnouncement { network, owner: id(5), version: 40, ranges: vec![] };
@@ -386,9 +364,8 @@ fn a_lie_about_this_hosts_ranges_is_answered_with_the_truth_and_a_higher_version
 #[test]
 fn a_host_without_a_mesh_claims_nothing() {
     let now = Instant::now();
-    let mut mesh = founder(now);
-    let hello = Hello { network: None, ..hello(&mesh, "other") };
-    mesh.handle_link_up(now, id(1), hello, "192.0.2.9:6783".parse().unwrap()).unwrap();
+    let mut mesh = founder(now, RANGE);
+    link_with(&mut mesh, now, 1, |hello| hello.network = None);
     drain(&mut mesh);
     let address = "10.9.0.50".parse().unwrap();
     let message = Message::Claim { id: 1, address, container: "box".to_owned() };
@@ -400,22 +377,13 @@ fn a_host_without_a_mesh_claims_nothing() {
 #[test]
 fn ranges_that_a_peer_announces_have_one_limit_over_all_networks() {
     let now = Instant::now();
-    let mut mesh = founder(now);
-    link(&mut mesh, now, id(1));
+    let mut mesh = founder(now, RANGE);
+    link(&mut mesh, now, 1);
     let range = Some("10.0.0.0/8".parse().unwrap());
     let lan = |n: usize| NetworkDefinition { range, ..NetworkDefinition::new(format!("lan{n}")) };
     let lans: Vec<NetworkDefinition> = (0..4).map(lan).collect();
     lans.iter().for_each(|lan| mesh.create_network(now, lan.clone()).unwrap());
-    let holding = |definition: &NetworkDefinition| Holding {
-        definition: definition.clone(),
-        founding: None,
-        used: false,
-        resting: false,
-        unsure: false,
-    };
-    let networks = lans.iter().map(holding).collect();
-    let told = Message::Networks { first: true, more: false, networks, heard: Vec::new() };
-    mesh.handle_message(now, id(1), told).unwrap();
+    hold(&mut mesh, now, 1, &lans);
     let mut announce = |owner: usize, version: u64, count: usize| {
         let mut bytes = [9; 32];
         bytes[..8].copy_from_slice(&(owner as u64).to_be_bytes());
@@ -424,9 +392,8 @@ fn ranges_that_a_peer_announces_have_one_limit_over_all_networks() {
         let ranges = (0..count).map(one).collect();
         let (network, owner_id) = (NetworkId([3; 16]), PeerId::from_bytes(bytes));
         let announcement = RangeAnnouncement { network, owner: owner_id, version, ranges };
-        let message = Box::new(Message::Ranges { announcement });
         let vni = lans[owner % lans.len()].vni;
-        mesh.handle_message(now, id(1), Message::On { vni, message })
+        mesh.handle_message(now, id(1), on(vni, Message::Ranges { announcement }))
     };
     // An announcement counts as one more than its ranges.
     let (max, each) = (limits::ANNOUNCED_RANGES_MAX, limits::RANGES_PER_PEER_MAX);

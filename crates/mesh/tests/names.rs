@@ -1,34 +1,12 @@
 //! Names for DNS: told whole, replaced whole, and gone with their host.
 #![allow(clippy::unwrap_used)]
 
-use std::net::SocketAddr;
+mod common;
+
 use std::time::{Duration, Instant};
 
-use weft_crypto::PeerId;
-use weft_mesh::{
-    Config, EndpointInfo, Founding, Hello, Mac, Mesh, Message, NameRecord, Output, Vni, limits,
-};
-
-fn id(n: u8) -> PeerId {
-    PeerId::from_bytes([n; 32])
-}
-
-fn founder(now: Instant) -> Mesh {
-    let mut config = Config::new(id(5), "me", 6783);
-    config.range = "10.9.0.0/24".parse().unwrap();
-    config.founding = Founding::Found;
-    Mesh::new(now, config, None, [1; 32]).unwrap()
-}
-
-fn link(mesh: &mut Mesh, now: Instant, peer: u8) {
-    let hello = Hello { nickname: format!("host{peer}"), ..mesh.hello() };
-    let remote = SocketAddr::from(([192, 0, 2, peer], 40_000));
-    mesh.handle_link_up(now, id(peer), hello, remote).unwrap();
-}
-
-fn drain(mesh: &mut Mesh) -> Vec<Output> {
-    std::iter::from_fn(|| mesh.poll_output()).collect()
-}
+use common::{drain, founder, id, link};
+use weft_mesh::{EndpointInfo, Mac, Mesh, Message, NameRecord, Output, Vni, limits};
 
 fn name(name: &str, address: &str) -> NameRecord {
     NameRecord {
@@ -42,7 +20,7 @@ fn name(name: &str, address: &str) -> NameRecord {
 #[test]
 fn names_given_by_hand_are_told_and_go_with_their_host() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, "10.9.0.0/24");
     link(&mut mesh, now, 7);
     drain(&mut mesh);
     mesh.set_local_names(vec![name("db", "192.0.2.1")]).unwrap();
@@ -86,7 +64,7 @@ fn names_given_by_hand_are_told_and_go_with_their_host() {
 #[test]
 fn the_names_of_all_are_there_once_each_host_has_told_its_own() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, "10.9.0.0/24");
     assert!(mesh.has_names_of_all(), "there is no other host");
     link(&mut mesh, now, 7);
     assert!(!mesh.has_names_of_all());
@@ -118,7 +96,7 @@ fn aliases_are_left_out_where_there_are_none_and_unknown_to_older_hosts() {
     assert!(!text.contains("aliases"), "{text}");
     assert_eq!(serde_json::from_str::<EndpointInfo>(&text).unwrap(), endpoint(&[]));
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, "10.9.0.0/24");
     mesh.set_local_endpoint(now, Vni::WEFT, endpoint(&["web", "web.shop"])).unwrap();
     for bad in [&[""][..], &["a b"], &["a"; limits::ALIASES_PER_ENDPOINT_MAX + 1]] {
         assert!(mesh.set_local_endpoint(now, Vni::WEFT, endpoint(bad)).is_err(), "{bad:?}");

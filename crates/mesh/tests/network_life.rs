@@ -1,73 +1,20 @@
 //! What `docs/design/networks.md` promises of the life of a network: who holds it, who founds its ranges, who is heard.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+mod common;
 mod net;
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use net::{Net, lan, network_box};
-use weft_crypto::PeerId;
+use common::{drain, founder, hold, holding, id, link, on, sent, shop, tell};
+use net::{Net, RANGE, lan, network_box};
 use weft_mesh::{
-    AddressRange, Config, EndpointInfo, Founding, Hello, Holding, Mac, Mesh, MeshError, Message,
-    Network, NetworkDefinition, NetworkError, NetworkId, NetworkOptions, NetworkStatus, Output,
-    RangeAnnouncement, Vni, limits,
+    AddressRange, EndpointInfo, Holding, Mac, Mesh, MeshError, Message, Network, NetworkDefinition,
+    NetworkError, NetworkId, NetworkOptions, Output, RangeAnnouncement, Vni, limits,
 };
-
-const RANGE: &str = "10.9.0.0/26";
-
-fn id(n: u8) -> PeerId {
-    PeerId::from_bytes([n; 32])
-}
-
-fn founder(now: Instant) -> Mesh {
-    let mut config = Config::new(id(5), "me", 6783);
-    config.range = RANGE.parse().unwrap();
-    config.founding = Founding::Found;
-    Mesh::new(now, config, None, [1; 32]).unwrap()
-}
-
-fn link(mesh: &mut Mesh, now: Instant, peer: u8) {
-    let hello = Hello { nickname: format!("host{peer}"), ..mesh.hello() };
-    let remote = SocketAddr::from(([192, 0, 2, peer], 40_000));
-    mesh.handle_link_up(now, id(peer), hello, remote).unwrap();
-}
-
-fn drain(mesh: &mut Mesh) -> Vec<Output> {
-    std::iter::from_fn(|| mesh.poll_output()).collect()
-}
 
 fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
-}
-
-fn shop() -> NetworkDefinition {
-    NetworkDefinition::new("shop")
-}
-
-fn holding(definition: NetworkDefinition) -> Holding {
-    Holding { definition, founding: None, used: false, resting: false, unsure: false }
-}
-
-fn list(networks: Vec<Holding>) -> Message {
-    Message::Networks { first: true, more: false, networks, heard: Vec::new() }
-}
-
-fn hold(mesh: &mut Mesh, now: Instant, peer: u8, networks: Vec<Holding>) {
-    mesh.handle_message(now, id(peer), list(networks)).unwrap();
-}
-
-fn on(vni: Vni, message: Message) -> Message {
-    Message::On { vni, message: Box::new(message) }
-}
-
-/// The messages to a peer.
-fn sent(outputs: Vec<Output>, to: u8) -> Vec<Message> {
-    let messages = outputs.into_iter().filter_map(|output| match output {
-        Output::Send { peer, message } if peer == id(to) => Some(message),
-        _ => None,
-    });
-    messages.collect()
 }
 
 fn known(mesh: &Mesh) -> Vec<String> {
@@ -82,7 +29,7 @@ fn founding_of(mesh: &Mesh) -> Option<Network> {
 #[test]
 fn a_removal_is_refused_while_a_container_awaits_an_address_or_has_one_outside_the_ranges() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     mesh.create_network(now, lan()).unwrap();
     let in_use = Err(NetworkError::InUse { name: "lan".into(), containers: 1 });
     mesh.allocate(now, lan().vni, "waits");
@@ -99,9 +46,9 @@ fn a_removal_is_refused_while_a_container_awaits_an_address_or_has_one_outside_t
 #[test]
 fn no_network_is_created_or_joined_while_the_state_cannot_be_saved() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     link(&mut mesh, now, 7);
-    hold(&mut mesh, now, 7, vec![holding(shop())]);
+    hold(&mut mesh, now, 7, &[shop()]);
     while !matches!(mesh.poll_output(), Some(Output::Persist(_))) {}
     mesh.handle_saved(now, Err("no space left".to_owned()));
     let not_saved = NetworkError::NotSaved { why: "no space left".into() };
@@ -134,7 +81,7 @@ fn requests(founding: NetworkId) -> Vec<Message> {
 #[test]
 fn messages_about_a_network_count_only_between_hosts_that_have_it_alike() {
     let mut now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     mesh.create_network(now, lan()).unwrap();
     now += ms(limits::RANGE_FOUND_SETTLE_MS);
     mesh.handle_timeout(now);
@@ -151,23 +98,23 @@ fn messages_about_a_network_count_only_between_hosts_that_have_it_alike() {
     for list in lists {
         link(&mut mesh, now, 7);
         if let Some(list) = &list {
-            hold(&mut mesh, now, 7, list.clone());
+            tell(&mut mesh, now, 7, list.clone());
         }
         drain(&mut mesh);
         for message in requests(ours.id) {
             mesh.handle_message(now, id(7), on(lan().vni, message)).unwrap();
         }
-        assert_eq!(sent(drain(&mut mesh), 7), [], "{list:?}");
+        assert_eq!(sent(&drain(&mut mesh), 7), [], "{list:?}");
         assert_eq!(mesh.endpoints(lan().vni), [], "{list:?}");
         let owners = mesh.ipam_on(lan().vni).unwrap().owners;
         assert_eq!((owners.len(), owners[0].addresses), (1, whole), "{list:?}");
     }
-    hold(&mut mesh, now, 7, vec![Holding { founding: Some(ours), ..holding(lan()) }]);
+    tell(&mut mesh, now, 7, vec![Holding { founding: Some(ours), ..holding(lan()) }]);
     drain(&mut mesh);
     for message in requests(ours.id) {
         mesh.handle_message(now, id(7), on(lan().vni, message)).unwrap();
     }
-    let sent = sent(drain(&mut mesh), 7);
+    let sent = sent(&drain(&mut mesh), 7);
     let answers = |wanted: fn(&Message) -> bool| {
         let is = |it: &&Message| matches!(it, Message::On { message, .. } if wanted(message));
         sent.iter().filter(is).count()
@@ -195,10 +142,10 @@ fn a_network_is_carried_between_hosts_whose_definitions_are_equal_in_every_field
         with(NetworkOptions { mtu: Some(1_400), ..plain() }),
     ];
     for theirs in unlike.into_iter().chain([ours.clone()]) {
-        let mut mesh = founder(now);
+        let mut mesh = founder(now, RANGE);
         mesh.create_network(now, ours.clone()).unwrap();
         link(&mut mesh, now, 7);
-        hold(&mut mesh, now, 7, vec![holding(theirs.clone())]);
+        hold(&mut mesh, now, 7, std::slice::from_ref(&theirs));
         let status = mesh.networks().into_iter().find(|it| it.here && it.definition == ours);
         let status = status.unwrap();
         let peers = if theirs == ours { vec![id(7)] } else { Vec::new() };
@@ -210,9 +157,9 @@ fn a_network_is_carried_between_hosts_whose_definitions_are_equal_in_every_field
 #[test]
 fn a_second_name_for_a_vni_of_another_host_is_refused_with_the_remedy() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     link(&mut mesh, now, 7);
-    hold(&mut mesh, now, 7, vec![holding(shop())]);
+    hold(&mut mesh, now, 7, &[shop()]);
     let web = NetworkDefinition { vni: shop().vni, ..NetworkDefinition::new("web") };
     let clash = mesh.create_network(now, web).unwrap_err();
     assert!(matches!(clash, NetworkError::Clash { .. }), "{clash}");
@@ -223,9 +170,9 @@ fn a_second_name_for_a_vni_of_another_host_is_refused_with_the_remedy() {
 #[test]
 fn networks_of_a_host_are_known_for_a_while_after_its_link_has_ended() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     link(&mut mesh, now, 7);
-    hold(&mut mesh, now, 7, vec![holding(shop())]);
+    hold(&mut mesh, now, 7, &[shop()]);
     mesh.handle_link_down(now, id(7));
     let end = now + Duration::from_secs(limits::ENDPOINT_GRACE_S);
     mesh.handle_timeout(end - ms(1));
@@ -240,9 +187,9 @@ fn networks_of_a_host_are_known_for_a_while_after_its_link_has_ended() {
 #[test]
 fn all_networks_are_told_when_a_link_is_up_and_after_each_change() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     let said = |mesh: &mut Mesh| {
-        let lists = sent(drain(mesh), 7).into_iter().filter_map(|message| match message {
+        let lists = sent(&drain(mesh), 7).into_iter().filter_map(|message| match message {
             Message::Networks { first: true, more: false, networks, .. } => Some(networks),
             _ => None,
         });
@@ -277,10 +224,10 @@ fn a_founder_waits_for_hosts_that_are_silent_and_for_those_that_come_first() {
     ];
     for (peer, after) in cases {
         let now = Instant::now();
-        let mut mesh = founder(now);
+        let mut mesh = founder(now, RANGE);
         if let Some((peer, list)) = &peer {
             link(&mut mesh, now, *peer);
-            list.iter().for_each(|list| hold(&mut mesh, now, *peer, list.clone()));
+            list.iter().for_each(|list| tell(&mut mesh, now, *peer, list.clone()));
         }
         mesh.create_network(now, lan()).unwrap();
         mesh.handle_timeout(now + ms(after - 1));
@@ -295,20 +242,20 @@ fn a_founder_waits_for_hosts_that_are_silent_and_for_those_that_come_first() {
 fn only_a_host_whose_user_created_a_network_founds_and_only_if_it_knows_of_no_founding() {
     let start = Instant::now();
     let later = |n: u64| start + Duration::from_secs(n);
-    let mut mesh = founder(start);
+    let mut mesh = founder(start, RANGE);
     link(&mut mesh, start, 7);
-    hold(&mut mesh, start, 7, vec![holding(lan())]);
+    hold(&mut mesh, start, 7, &[lan()]);
     mesh.join_network(start, "lan").unwrap();
     (1..60).for_each(|n| mesh.handle_timeout(later(n)));
     assert_eq!(founding_of(&mesh), None, "it has joined");
     let range6 = "fd00:7::/64".parse().unwrap();
     let theirs = Some(Network { id: NetworkId([9; 16]), range6 });
     let unsure = Holding { founding: theirs, unsure: true, ..holding(lan()) };
-    hold(&mut mesh, later(60), 7, vec![unsure]);
+    tell(&mut mesh, later(60), 7, vec![unsure]);
     mesh.create_network(later(60), lan()).unwrap();
     (60..120).for_each(|n| mesh.handle_timeout(later(n)));
     assert_eq!(founding_of(&mesh), None, "a founding is known, though its host is not sure of it");
-    hold(&mut mesh, later(120), 7, vec![holding(lan())]);
+    hold(&mut mesh, later(120), 7, &[lan()]);
     mesh.handle_timeout(later(121));
     assert!(founding_of(&mesh).is_some());
 }
@@ -316,11 +263,11 @@ fn only_a_host_whose_user_created_a_network_founds_and_only_if_it_knows_of_no_fo
 #[test]
 fn a_network_that_rests_at_another_host_neither_clashes_nor_lives_on() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     link(&mut mesh, now, 7);
     let range = Some("10.8.0.0/26".parse().unwrap());
     let other = holding(NetworkDefinition { range, ..lan() });
-    hold(&mut mesh, now, 7, vec![Holding { resting: true, ..other.clone() }]);
+    tell(&mut mesh, now, 7, vec![Holding { resting: true, ..other.clone() }]);
     assert_eq!(known(&mesh), [""; 0]);
     let unknown = Err(NetworkError::Unknown { name: "lan".into() });
     assert_eq!(mesh.join_network(now, "lan"), unknown);
@@ -328,7 +275,7 @@ fn a_network_that_rests_at_another_host_neither_clashes_nor_lives_on() {
     let clashes =
         |mesh: &Mesh| -> usize { mesh.networks().iter().map(|it| it.clashes.len()).sum() };
     assert_eq!(clashes(&mesh), 0);
-    hold(&mut mesh, now, 7, vec![other]);
+    tell(&mut mesh, now, 7, vec![other]);
     assert_eq!(clashes(&mesh), 1, "it is held again");
 }
 
@@ -346,10 +293,10 @@ fn numbered(n: usize) -> EndpointInfo {
 #[test]
 fn endpoints_of_a_host_are_limited_over_all_networks_together() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     mesh.create_network(now, shop()).unwrap();
     link(&mut mesh, now, 7);
-    hold(&mut mesh, now, 7, vec![holding(shop())]);
+    hold(&mut mesh, now, 7, &[shop()]);
     let half = limits::ENDPOINTS_PER_PEER_MAX / 2;
     let each = limits::ENDPOINTS_PER_MESSAGE_MAX;
     for vni in [Vni::WEFT, shop().vni] {
@@ -378,7 +325,7 @@ fn endpoints_of_a_host_are_limited_over_all_networks_together() {
 #[test]
 fn a_peer_has_heard_of_no_more_foundings_than_a_host_holds_networks() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     link(&mut mesh, now, 7);
     let heard = |count: usize| {
         let id = |n: usize| NetworkId((n as u128).to_be_bytes());
@@ -388,37 +335,6 @@ fn a_peer_has_heard_of_no_more_foundings_than_a_host_holds_networks() {
     mesh.handle_message(now, id(7), heard(limits::NETWORKS_MAX)).unwrap();
     let result = mesh.handle_message(now, id(7), heard(limits::NETWORKS_MAX + 1));
     assert!(matches!(result, Err(MeshError::Malformed { .. })), "{result:?}");
-}
-
-fn hosts() -> Net {
-    let mut net = Net::new(11);
-    net.add(RANGE, &[]);
-    net.add(RANGE, &[0]);
-    net.add(RANGE, &[0]);
-    net.start_all();
-    net.settle(5);
-    net
-}
-
-fn part(net: &mut Net, host: usize) {
-    for other in (0..net.hosts.len()).filter(|other| *other != host) {
-        let pair = (host.min(other), host.max(other));
-        net.blocked.insert(pair);
-        net.cut(pair, host);
-    }
-    net.settle(2);
-}
-
-fn meet(net: &mut Net) {
-    net.blocked.clear();
-    while ![(0, 1), (0, 2), (1, 2)].iter().all(|(a, b)| net.linked(*a, *b)) {
-        net.settle(1);
-    }
-}
-
-fn statuses(net: &Net, host: usize) -> Vec<NetworkStatus> {
-    let all = net.hosts[host].mesh.as_ref().unwrap().networks();
-    all.into_iter().filter(|it| it.definition.vni != Vni::WEFT).collect()
 }
 
 /// The hosts that have ranges of network `lan`, held or at rest.
@@ -431,46 +347,46 @@ fn with_ranges(net: &Net) -> Vec<usize> {
 /// It was away while others removed the network.
 #[test]
 fn a_host_that_joined_and_has_no_container_lets_go_and_its_ranges_rest_and_then_go() {
-    let mut net = hosts();
+    let mut net = Net::linked_hosts(11, 3, RANGE);
     net.create(0, lan()).unwrap();
     net.settle(1);
     let owner = net.attach_on(1, "lan", None).unwrap();
     net.settle(3);
     net.detach(1, &owner);
-    part(&mut net, 1);
+    net.part(1);
     net.remove(0, "lan").unwrap();
     net.settle(1);
-    assert_eq!((with_ranges(&net), statuses(&net, 2).len()), (vec![0, 1], 1));
-    meet(&mut net);
+    assert_eq!((with_ranges(&net), net.statuses(2).len()), (vec![0, 1], 1));
+    net.meet();
     for host in [0, 2] {
-        let status = &statuses(&net, host)[0];
+        let status = &net.statuses(host)[0];
         assert_eq!((status.here, &status.hosts), (false, &vec![net.id(1)]), "it may be joined");
     }
     // It is gone again before the network is idle, so the ranges rest.
-    part(&mut net, 1);
+    net.part(1);
     net.settle(limits::NETWORK_IDLE_S);
-    assert!(!statuses(&net, 1).iter().any(|it| it.here));
+    assert!(!net.statuses(1).iter().any(|it| it.here));
     assert_eq!(with_ranges(&net), [0, 1]);
-    meet(&mut net);
-    (0..3).for_each(|host| assert_eq!(statuses(&net, host), [], "h{host}"));
+    net.meet();
+    (0..3).for_each(|host| assert_eq!(net.statuses(host), [], "h{host}"));
     assert_eq!(with_ranges(&net), [0; 0]);
 }
 
 #[test]
 fn a_network_lives_on_at_a_host_that_was_away_and_whose_user_created_it() {
-    let mut net = hosts();
+    let mut net = Net::linked_hosts(11, 3, RANGE);
     (0..2).for_each(|host| net.create(host, shop()).unwrap());
     net.settle(1);
-    part(&mut net, 1);
+    net.part(1);
     net.remove(0, "shop").unwrap();
     net.crash(1);
     net.start(1);
     net.settle(limits::NETWORK_IDLE_S + limits::ENDPOINT_GRACE_S);
-    assert_eq!(statuses(&net, 0), []);
-    meet(&mut net);
+    assert_eq!(net.statuses(0), []);
+    net.meet();
     net.settle(limits::NETWORK_IDLE_S + 1);
     for host in [0, 2] {
-        assert_eq!(statuses(&net, host)[0].hosts, [net.id(1)], "h{host}");
+        assert_eq!(net.statuses(host)[0].hosts, [net.id(1)], "h{host}");
     }
     net.attach_to(0, "shop", 1).unwrap();
     net.settle(1);

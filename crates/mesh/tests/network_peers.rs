@@ -1,37 +1,17 @@
 //! What a host believes of peers that have a network too: at rest, away, of an older release, founded apart.
 #![allow(clippy::unwrap_used)]
 
+mod common;
 mod net;
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use net::{lan, network_box};
-use weft_crypto::PeerId;
+use common::{drain, drain_with, founder, holding, id, link, link_older, on, sent, shop, tell};
+use net::{RANGE, lan, network_box};
 use weft_mesh::{
-    AddressRange, Config, EndpointInfo, Founding, Hello, Holding, Mesh, Message, Network,
-    NetworkDefinition, NetworkId, Output, RangeAnnouncement, Vni, limits,
+    AddressRange, EndpointInfo, Holding, Mesh, Message, Network, NetworkDefinition, NetworkId,
+    Output, RangeAnnouncement, Vni, limits,
 };
-
-fn id(n: u8) -> PeerId {
-    PeerId::from_bytes([n; 32])
-}
-
-fn host(now: Instant) -> Mesh {
-    let mut config = Config::new(id(5), "me", 6783);
-    config.range = lan().range.unwrap();
-    config.founding = Founding::Found;
-    Mesh::new(now, config, None, [1; 32]).unwrap()
-}
-
-fn link(mesh: &mut Mesh, now: Instant, peer: u8) {
-    let hello = Hello { nickname: format!("host{peer}"), ..mesh.hello() };
-    mesh.handle_link_up(now, id(peer), hello, SocketAddr::from(([192, 0, 2, peer], 1))).unwrap();
-}
-
-fn drain(mesh: &mut Mesh) -> Vec<Output> {
-    std::iter::from_fn(|| mesh.poll_output()).collect()
-}
 
 fn founding(n: u8) -> Network {
     Network { id: NetworkId([n; 16]), range6: "fd00:7::/64".parse().unwrap() }
@@ -39,23 +19,11 @@ fn founding(n: u8) -> Network {
 
 /// Network `lan` as a host has it that gave of a founding.
 fn lan_of(n: u8) -> Holding {
-    Holding {
-        definition: lan(),
-        founding: Some(founding(n)),
-        used: true,
-        resting: false,
-        unsure: false,
-    }
-}
-
-fn tell(mesh: &mut Mesh, now: Instant, peer: u8, networks: Vec<Holding>) {
-    let message = Message::Networks { first: true, more: false, networks, heard: Vec::new() };
-    mesh.handle_message(now, id(peer), message).unwrap();
+    Holding { founding: Some(founding(n)), used: true, ..holding(lan()) }
 }
 
 fn on_lan(mesh: &mut Mesh, now: Instant, peer: u8, message: Message) {
-    let message = Message::On { vni: lan().vni, message: Box::new(message) };
-    mesh.handle_message(now, id(peer), message).unwrap();
+    mesh.handle_message(now, id(peer), on(lan().vni, message)).unwrap();
 }
 
 /// All endpoints of a peer, or a part of them.
@@ -65,7 +33,7 @@ fn endpoints(add: Vec<EndpointInfo>, more: bool) -> Message {
 
 /// A host that holds `lan`, with a peer that holds it by a founding and has a container on it.
 fn with_peer(now: Instant) -> Mesh {
-    let mut mesh = host(now);
+    let mut mesh = founder(now, RANGE);
     link(&mut mesh, now, 7);
     tell(&mut mesh, now, 7, vec![lan_of(1)]);
     mesh.create_network(now, lan()).unwrap();
@@ -89,17 +57,25 @@ fn assert_gone(mesh: &mut Mesh, peer: u8) {
     assert!(!mesh.endpoints(vni).iter().any(|(_, of)| *of == peer));
 }
 
+/// The messages about `lan` to a peer, and the lists of networks.
+fn said(outputs: &[Output], to: u8) -> Vec<Message> {
+    let about_lan = sent(outputs, to).into_iter().filter_map(|message| match message {
+        Message::On { vni, message } if vni == lan().vni => Some(*message),
+        list @ Message::Networks { .. } => Some(list),
+        _ => None,
+    });
+    about_lan.collect()
+}
+
+fn held(addresses: &[&str]) -> Message {
+    let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+    Message::ClaimsHeld { addresses, more: false }
+}
+
 /// The number of the range request that a host sends to a peer, if it does.
 fn request(outputs: &[Output], to: u8) -> Option<u64> {
-    outputs.iter().find_map(|output| match output {
-        Output::Send { peer, message: Message::On { vni, message } }
-            if *peer == id(to) && *vni == lan().vni =>
-        {
-            match &**message {
-                Message::RangeRequest { request, .. } => Some(*request),
-                _ => None,
-            }
-        }
+    said(outputs, to).into_iter().find_map(|message| match message {
+        Message::RangeRequest { request, .. } => Some(request),
         _ => None,
     })
 }
@@ -113,14 +89,13 @@ fn grant(request: u64, n: u8) -> Message {
 fn the_held_networks_and_the_hosts_that_share_each_can_be_asked_for() {
     let now = Instant::now();
     let mut mesh = with_peer(now);
-    let shop = NetworkDefinition::new("shop");
-    mesh.create_network(now, shop.clone()).unwrap();
+    mesh.create_network(now, shop()).unwrap();
     let held = |mesh: &Mesh| mesh.held_networks().cloned().collect::<Vec<_>>();
-    let mut both = vec![lan(), shop.clone()];
+    let mut both = vec![lan(), shop()];
     both.sort_by_key(|it| it.vni);
     assert_eq!(held(&mesh), both, "by VNI");
     assert_eq!(mesh.network_peers(lan().vni), [id(7)]);
-    for none in [shop.vni, Vni::WEFT, Vni(9)] {
+    for none in [shop().vni, Vni::WEFT, Vni(9)] {
         assert_eq!(mesh.network_peers(none), []);
     }
     // A host without a link stays for a while, as in the output.
@@ -128,7 +103,7 @@ fn the_held_networks_and_the_hosts_that_share_each_can_be_asked_for() {
     assert_eq!(mesh.network_peers(lan().vni), [id(7)]);
     mesh.remove_network(now, "lan").unwrap();
     assert!(mesh.ipam_on(lan().vni).is_some(), "it rests");
-    assert_eq!((held(&mesh), mesh.network_peers(lan().vni)), (vec![shop], Vec::new()));
+    assert_eq!((held(&mesh), mesh.network_peers(lan().vni)), (vec![shop()], Vec::new()));
 }
 
 #[test]
@@ -154,8 +129,7 @@ fn a_host_that_comes_back_with_an_older_release_holds_nothing() {
     let now = Instant::now();
     let mut mesh = with_peer(now);
     mesh.handle_link_down(now, id(7));
-    let hello = Hello { nickname: "old".into(), features: Vec::new(), ..mesh.hello() };
-    mesh.handle_link_up(now, id(7), hello, "192.0.2.7:1".parse().unwrap()).unwrap();
+    link_older(&mut mesh, now, 7);
     assert_gone(&mut mesh, 7);
     let lan = mesh.networks().into_iter().find(|it| it.definition == lan()).unwrap();
     assert_eq!(lan.hosts, []);
@@ -192,7 +166,7 @@ fn endpoints_of_a_host_that_is_away_go_when_this_host_takes_ranges_of_another_fo
 #[test]
 fn a_network_whose_ranges_rest_here_needs_no_room() {
     let mut now = Instant::now();
-    let mut mesh = host(now);
+    let mut mesh = founder(now, RANGE);
     // It never says which networks it has: so ranges rest.
     link(&mut mesh, now, 7);
     let other = NetworkDefinition { range: lan().range, ..NetworkDefinition::new("lan2") };
@@ -216,7 +190,7 @@ fn a_network_whose_ranges_rest_here_needs_no_room() {
 #[test]
 fn a_host_that_joins_asks_no_resting_host_while_another_holds_the_network_by_another_founding() {
     let now = Instant::now();
-    let mut mesh = host(now);
+    let mut mesh = founder(now, RANGE);
     for peer in [7, 8] {
         link(&mut mesh, now, peer);
     }
@@ -240,7 +214,7 @@ fn a_host_that_joins_asks_no_resting_host_while_another_holds_the_network_by_ano
 #[test]
 fn the_names_of_all_are_there_once_each_host_has_told_them_on_each_network() {
     let now = Instant::now();
-    let mut mesh = host(now);
+    let mut mesh = founder(now, RANGE);
     mesh.create_network(now, lan()).unwrap();
     link(&mut mesh, now, 7);
     mesh.handle_message(now, id(7), endpoints(Vec::new(), false)).unwrap();
@@ -251,30 +225,11 @@ fn the_names_of_all_are_there_once_each_host_has_told_them_on_each_network() {
     assert!(mesh.has_names_of_all());
 }
 
-/// The messages about `lan` to a peer, and the lists of networks.
-fn said(outputs: &[Output], to: u8) -> Vec<Message> {
-    let messages = outputs.iter().filter_map(|output| match output {
-        Output::Send { peer, message } if *peer == id(to) => Some(message),
-        _ => None,
-    });
-    let about_lan = messages.filter_map(|message| match message {
-        Message::On { vni, message } if *vni == lan().vni => Some((**message).clone()),
-        list @ Message::Networks { .. } => Some(list.clone()),
-        _ => None,
-    });
-    about_lan.collect()
-}
-
-fn held(addresses: &[&str]) -> Message {
-    let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
-    Message::ClaimsHeld { addresses, more: false }
-}
-
 /// The owner may have given an address to this host when it had dropped its ranges: it is free again.
 #[test]
 fn a_host_that_gets_ranges_says_what_it_holds_once_their_owner_knows_the_founding() {
     let now = Instant::now();
-    let mut mesh = host(now);
+    let mut mesh = founder(now, RANGE);
     link(&mut mesh, now, 7);
     tell(&mut mesh, now, 7, vec![lan_of(1)]);
     mesh.join_network(now, "lan").unwrap();
@@ -296,7 +251,7 @@ fn a_host_that_gets_ranges_says_what_it_holds_once_their_owner_knows_the_foundin
 #[test]
 fn a_claim_waits_until_the_founding_of_the_ranges_is_saved() {
     let mut now = Instant::now();
-    let mut mesh = host(now);
+    let mut mesh = founder(now, RANGE);
     link(&mut mesh, now, 7);
     tell(&mut mesh, now, 7, vec![lan_of(1)]);
     mesh.join_network(now, "lan").unwrap();
@@ -305,33 +260,23 @@ fn a_claim_waits_until_the_founding_of_the_ranges_is_saved() {
     let (network, owner) = (founding(1).id, id(7));
     let announcement = RangeAnnouncement { network, owner, version: 1, ranges };
     on_lan(&mut mesh, now, 7, Message::Ranges { announcement });
-    let drain_with = |mesh: &mut Mesh, now, saved: Result<(), String>| {
-        let mut outputs = Vec::new();
-        while let Some(output) = mesh.poll_output() {
-            if matches!(output, Output::Persist(_)) {
-                mesh.handle_saved(now, saved.clone());
-            }
-            outputs.push(output);
-        }
-        outputs
-    };
     on_lan(&mut mesh, now, 7, grant(number, 1));
-    drain_with(&mut mesh, now, Err("no space left".to_owned()));
+    drain_with(&mut mesh, now, true);
     mesh.claim(now, lan().vni, "a", "10.9.0.9/26".parse().unwrap());
     let asks = |outputs: &[Output]| {
         let claim = |it: &Message| matches!(it, Message::Claim { .. });
         said(outputs, 7).iter().any(claim)
     };
-    assert!(!asks(&drain_with(&mut mesh, now, Err("no space left".to_owned()))));
+    assert!(!asks(&drain_with(&mut mesh, now, true)));
     now += Duration::from_millis(limits::SAVE_RETRY_MAX_MS);
     mesh.handle_timeout(now);
-    assert!(asks(&drain_with(&mut mesh, now, Ok(()))));
+    assert!(asks(&drain_with(&mut mesh, now, false)));
 }
 
 #[test]
 fn a_list_of_claims_that_comes_before_the_founding_is_not_part_of_the_next() {
     let mut now = Instant::now();
-    let mut mesh = host(now);
+    let mut mesh = founder(now, RANGE);
     mesh.create_network(now, lan()).unwrap();
     now += Duration::from_millis(limits::RANGE_FOUND_SETTLE_MS);
     mesh.handle_timeout(now);

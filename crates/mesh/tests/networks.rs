@@ -1,76 +1,32 @@
 //! Networks besides `weft`: created, joined, told, in clash, and gone with the last host that holds them.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+mod common;
 mod net;
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use net::{Net, for_seeds, network_box};
+use common::{
+    drain, drain_with, founder, hold, holding, id, link, link_older, list, on, restored, saved,
+    sent, shop, with_mtu,
+};
+use net::{Net, RANGE, for_seeds, network_box};
 use weft_crypto::PeerId;
 use weft_mesh::{
-    Change, Config, FEATURE_NETWORKS, Founding, Hello, Holding, Mesh, MeshError, Message,
-    NameRecord, Network, NetworkDefinition, NetworkError, NetworkId, NetworkOptions, NetworkStatus,
-    Output, State, Vni, limits,
+    Change, FEATURE_NETWORKS, Holding, Mesh, MeshError, Message, NameRecord, Network,
+    NetworkDefinition, NetworkError, NetworkId, NetworkOptions, NetworkStatus, Output, Vni, limits,
 };
-
-const RANGE: &str = "10.9.0.0/26";
-
-fn id(n: u8) -> PeerId {
-    PeerId::from_bytes([n; 32])
-}
-
-fn config() -> Config {
-    let mut config = Config::new(id(5), "me", 6783);
-    config.founding = Founding::Found;
-    config
-}
-
-fn founder(now: Instant) -> Mesh {
-    Mesh::new(now, config(), None, [1; 32]).unwrap()
-}
-
-fn link(mesh: &mut Mesh, now: Instant, peer: u8) {
-    let hello = Hello { nickname: format!("host{peer}"), ..mesh.hello() };
-    let remote = SocketAddr::from(([192, 0, 2, peer], 40_000));
-    mesh.handle_link_up(now, id(peer), hello, remote).unwrap();
-}
-
-fn drain(mesh: &mut Mesh) -> Vec<Output> {
-    std::iter::from_fn(|| mesh.poll_output()).collect()
-}
 
 /// The messages to a peer about networks besides `weft`.
 fn told(outputs: &[Output], to: u8) -> Vec<Message> {
-    let messages = outputs.iter().filter_map(|output| match output {
-        Output::Send { peer, message } if *peer == id(to) => Some(message.clone()),
-        _ => None,
-    });
     let about = |it: &Message| matches!(it, Message::Networks { .. } | Message::On { .. });
-    messages.filter(about).collect()
+    sent(outputs, to).into_iter().filter(about).collect()
 }
 
-fn shop() -> NetworkDefinition {
-    NetworkDefinition::new("shop")
-}
-
-fn with_mtu(mtu: u16) -> NetworkDefinition {
-    let options = NetworkOptions { mtu: Some(mtu), ..NetworkOptions::default() };
-    NetworkDefinition { options, ..shop() }
-}
-
-fn holding(definition: NetworkDefinition) -> Holding {
-    Holding { definition, founding: None, used: false, resting: false, unsure: false }
-}
-
-fn list(networks: &[NetworkDefinition]) -> Message {
-    let networks = networks.iter().cloned().map(holding).collect();
-    Message::Networks { first: true, more: false, networks, heard: Vec::new() }
-}
-
-fn hold(mesh: &mut Mesh, now: Instant, peer: u8, networks: &[NetworkDefinition]) {
-    mesh.handle_message(now, id(peer), list(networks)).unwrap();
+/// As a list has them that hold these networks and have no ranges of them.
+fn plain(networks: &[NetworkDefinition]) -> Message {
+    list(networks.iter().cloned().map(holding).collect())
 }
 
 fn of(mesh: &Mesh, name: &str) -> Vec<NetworkStatus> {
@@ -82,20 +38,16 @@ fn endpoints(version: u64, full: bool, number: u8) -> Message {
     Message::Endpoints { version, full, more, add, remove }
 }
 
-fn on(vni: Vni, message: Message) -> Message {
-    Message::On { vni, message: Box::new(message) }
-}
-
 #[test]
 fn a_network_that_both_hosts_hold_is_shared_and_carries_endpoints_both_ways() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     mesh.create_network(now, shop()).unwrap();
     let vni = shop().vni;
     mesh.set_local_endpoint(now, vni, network_box(5, 1)).unwrap();
     drain(&mut mesh);
     link(&mut mesh, now, 7);
-    assert_eq!(told(&drain(&mut mesh), 7), [list(&[shop()])], "no endpoint yet");
+    assert_eq!(told(&drain(&mut mesh), 7), [plain(&[shop()])], "no endpoint yet");
 
     // Messages that come before the peer has said that it holds the network count for nothing.
     mesh.handle_message(now, id(7), on(vni, endpoints(1, true, 1))).unwrap();
@@ -145,7 +97,7 @@ fn kinds(outputs: &[Output], to: u8) -> Vec<String> {
 #[test]
 fn a_host_says_its_networks_first_on_a_link_and_then_ranges_before_endpoints() {
     let mut now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     let lan = net::lan();
     mesh.create_network(now, lan.clone()).unwrap();
     now += Duration::from_millis(limits::RANGE_FOUND_SETTLE_MS);
@@ -173,13 +125,7 @@ fn a_host_says_its_networks_first_on_a_link_and_then_ranges_before_endpoints() {
     now += Duration::from_millis(limits::SAVE_RETRY_MAX_MS);
     mesh.handle_timeout(now);
     link(&mut mesh, now, 7);
-    let mut outputs = Vec::new();
-    while let Some(output) = mesh.poll_output() {
-        if matches!(output, Output::Persist(_)) {
-            mesh.handle_saved(now, Ok(()));
-        }
-        outputs.push(output);
-    }
+    let mut outputs = drain_with(&mut mesh, now, false);
     hold(&mut mesh, now, 7, std::slice::from_ref(&lan));
     outputs.extend(drain(&mut mesh));
     let kinds = kinds(&outputs, 7);
@@ -190,7 +136,7 @@ fn a_host_says_its_networks_first_on_a_link_and_then_ranges_before_endpoints() {
 #[test]
 fn networks_have_the_same_addresses_without_conflict_and_each_its_own_key() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     link(&mut mesh, now, 7);
     let web = NetworkDefinition::new("web");
     for network in [shop(), web.clone()] {
@@ -231,7 +177,7 @@ fn networks_have_the_same_addresses_without_conflict_and_each_its_own_key() {
 #[test]
 fn a_network_known_from_others_is_joined_by_name_and_goes_after_its_last_container() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     let unknown = mesh.join_network(now, "shop").unwrap_err();
     assert!(unknown.to_string().contains("weft network create shop"), "{unknown}");
     assert_eq!(mesh.join_network(now, "weft"), Ok(Vni::WEFT));
@@ -243,7 +189,7 @@ fn a_network_known_from_others_is_joined_by_name_and_goes_after_its_last_contain
     let vni = mesh.join_network(now, "shop").unwrap();
     let outputs = drain(&mut mesh);
     assert!(matches!(outputs[0], Output::Persist(_)), "{outputs:?}");
-    assert_eq!(told(&outputs, 7)[0], list(&[with_mtu(1_400)]), "as the other host defines it");
+    assert_eq!(told(&outputs, 7)[0], plain(&[with_mtu(1_400)]), "as the other host defines it");
     mesh.set_local_endpoint(now, vni, network_box(5, 1)).unwrap();
     let used = mesh.remove_network(now, "shop").unwrap_err();
     assert_eq!(used, NetworkError::InUse { name: "shop".into(), containers: 1 });
@@ -261,7 +207,7 @@ fn a_network_known_from_others_is_joined_by_name_and_goes_after_its_last_contain
     let outputs = drain(&mut mesh);
     let ended = Change::NetworkEnded { name: "shop".into(), vni };
     assert!(outputs.contains(&Output::Changed(ended)), "{outputs:?}");
-    assert_eq!(told(&outputs, 7), [list(&[])]);
+    assert_eq!(told(&outputs, 7), [plain(&[])]);
     assert!(!of(&mesh, "shop")[0].here);
     hold(&mut mesh, idle, 7, &[]);
     assert_eq!(of(&mesh, "shop"), [], "it was the last one that held it");
@@ -270,16 +216,10 @@ fn a_network_known_from_others_is_joined_by_name_and_goes_after_its_last_contain
 #[test]
 fn a_created_network_outlives_its_containers_and_restarts_but_not_its_removal() {
     let mut now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     mesh.create_network(now, shop()).unwrap();
     mesh.create_network(now, shop()).unwrap();
-    let mut saved = drain(&mut mesh).into_iter().filter_map(|output| match output {
-        Output::Persist(state) => Some(*state),
-        _ => None,
-    });
-    let saved = serde_json::to_string(&saved.next_back().unwrap()).unwrap();
-    let saved: State = serde_json::from_str(&saved).unwrap();
-    let mut mesh = Mesh::new(now, config(), Some(saved), [2; 32]).unwrap();
+    let mut mesh = restored(now, RANGE, &saved(&mut mesh));
     now += Duration::from_secs(3 * limits::NETWORK_IDLE_S);
     mesh.handle_timeout(now);
     let status = of(&mesh, "shop");
@@ -294,7 +234,7 @@ fn a_created_network_outlives_its_containers_and_restarts_but_not_its_removal() 
 #[test]
 fn a_creation_that_would_clash_is_refused_with_the_remedy() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     let weft = NetworkDefinition { vni: Vni(9), ..NetworkDefinition::new("weft") };
     assert_eq!(mesh.create_network(now, weft), Err(NetworkError::Weft));
     let unfit = mesh.create_network(now, NetworkDefinition::new("Shop")).unwrap_err();
@@ -321,7 +261,7 @@ fn a_creation_that_would_clash_is_refused_with_the_remedy() {
 #[test]
 fn as_many_networks_as_there_may_be_are_told_in_parts_and_taken() {
     let now = Instant::now();
-    let (mut mesh, mut other) = (founder(now), founder(now));
+    let (mut mesh, mut other) = (founder(now, RANGE), founder(now, RANGE));
     let many = |n: usize| NetworkDefinition {
         range: Some("255.255.128.0/17".parse().unwrap()),
         range6: Some("fd00:1234:5678:9abc::/64".parse().unwrap()),
@@ -351,19 +291,18 @@ fn as_many_networks_as_there_may_be_are_told_in_parts_and_taken() {
     let full =
         |n| Holding { definition: many(n), founding, used: true, resting: true, unsure: true };
     let networks: Vec<_> = (0..limits::NETWORKS_PER_MESSAGE_MAX).map(full).collect();
-    let longest = Message::Networks { first: true, more: false, networks, heard: Vec::new() };
-    let bytes = serde_json::to_vec(&longest).unwrap().len();
+    let bytes = serde_json::to_vec(&list(networks)).unwrap().len();
     assert!(bytes <= limits::MESSAGE_BYTES_MAX, "{bytes} bytes");
 }
 
 #[test]
 fn lists_that_no_correct_host_sends_are_refused_and_change_nothing() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     link(&mut mesh, now, 7);
     hold(&mut mesh, now, 7, &[shop()]);
     let mut refuse = |networks: Vec<NetworkDefinition>| {
-        let error = mesh.handle_message(now, id(7), list(&networks)).unwrap_err();
+        let error = mesh.handle_message(now, id(7), plain(&networks)).unwrap_err();
         assert_eq!(of(&mesh, "shop").len(), 1, "{error}");
         error
     };
@@ -403,11 +342,10 @@ fn lists_that_no_correct_host_sends_are_refused_and_change_nothing() {
 #[test]
 fn an_older_host_is_told_nothing_of_networks() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     assert_eq!(mesh.hello().features, [FEATURE_NETWORKS]);
     mesh.create_network(now, shop()).unwrap();
-    let hello = Hello { nickname: "old".into(), features: Vec::new(), ..mesh.hello() };
-    mesh.handle_link_up(now, id(7), hello, "192.0.2.7:1".parse().unwrap()).unwrap();
+    link_older(&mut mesh, now, 7);
     mesh.set_local_endpoint(now, shop().vni, network_box(5, 1)).unwrap();
     mesh.remove_local_endpoint(now, shop().vni, network_box(5, 1).mac);
     mesh.remove_network(now, "shop").unwrap();
@@ -422,7 +360,7 @@ fn messages_of_weft_are_what_they_were_and_those_of_others_say_their_vni() {
     let text = serde_json::to_string(&about_shop).unwrap();
     assert_eq!(text, r#"{"kind":"on","vni":5,"message":{"kind":"endpoints_request"}}"#);
     assert_eq!(serde_json::from_str::<Message>(&text).unwrap(), about_shop);
-    let text = serde_json::to_string(&list(&[with_mtu(1_400)])).unwrap();
+    let text = serde_json::to_string(&plain(&[with_mtu(1_400)])).unwrap();
     let network = r#"{"name":"shop","vni":9277441,"options":{"mtu":1400}}"#;
     let whole =
         format!(r#"{{"kind":"networks","first":true,"more":false,"networks":[{network}]}}"#);
@@ -432,7 +370,7 @@ fn messages_of_weft_are_what_they_were_and_those_of_others_say_their_vni() {
 #[test]
 fn names_of_a_network_are_those_of_hosts_that_share_it() {
     let now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     let revision = mesh.names_revision();
     mesh.create_network(now, shop()).unwrap();
     assert!(mesh.names_revision() > revision, "there is a zone of it now");
@@ -471,35 +409,10 @@ fn names_of_a_network_are_those_of_hosts_that_share_it() {
     assert!(mesh.names_revision() > revision);
 }
 
-fn statuses(net: &Net, host: usize) -> Vec<NetworkStatus> {
-    let all = net.hosts[host].mesh.as_ref().unwrap().networks();
-    all.into_iter().filter(|it| it.definition.vni != Vni::WEFT).collect()
-}
-
-fn three_hosts(seed: u64) -> Net {
-    let mut net = Net::new(seed);
-    net.add(RANGE, &[]);
-    net.add(RANGE, &[0]);
-    net.add(RANGE, &[0]);
-    net.start_all();
-    net.settle(5);
-    net
-}
-
-/// Cuts a host off from all others.
-fn part(net: &mut Net, host: usize) {
-    for other in (0..net.hosts.len()).filter(|other| *other != host) {
-        let pair = (host.min(other), host.max(other));
-        net.blocked.insert(pair);
-        net.cut(pair, host);
-    }
-    net.settle(2);
-}
-
 #[test]
 fn hosts_that_could_not_talk_agree_on_a_network_of_one_name() {
-    let mut net = three_hosts(1);
-    part(&mut net, 1);
+    let mut net = Net::linked_hosts(1, 3, RANGE);
+    net.part(1);
     for host in 0..2 {
         net.create(host, shop()).unwrap();
         net.attach_to(host, "shop", 1).unwrap();
@@ -507,7 +420,7 @@ fn hosts_that_could_not_talk_agree_on_a_network_of_one_name() {
     net.blocked.clear();
     net.settle(130);
     for (host, other) in [(0, 1), (1, 0)] {
-        let status = &statuses(&net, host)[0];
+        let status = &net.statuses(host)[0];
         assert_eq!((status.hosts.as_slice(), status.clashes.len()), (&[net.id(other)][..], 0));
         let key = (shop().vni, network_box(other, 1).mac);
         assert_eq!(net.hosts[host].switch[&key].0, net.id(other));
@@ -520,8 +433,8 @@ fn hosts_that_could_not_talk_agree_on_a_network_of_one_name() {
 fn a_clash_is_named_on_both_sides_and_the_network_carries_nothing_between_the_two() {
     let web = NetworkDefinition { vni: shop().vni, ..NetworkDefinition::new("web") };
     for theirs in [with_mtu(1_400), NetworkDefinition { vni: Vni(9), ..shop() }, web] {
-        let mut net = three_hosts(2);
-        part(&mut net, 1);
+        let mut net = Net::linked_hosts(2, 3, RANGE);
+        net.part(1);
         net.create(0, shop()).unwrap();
         net.attach_to(0, "shop", 1).unwrap();
         net.settle(1);
@@ -531,7 +444,7 @@ fn a_clash_is_named_on_both_sides_and_the_network_carries_nothing_between_the_tw
         net.blocked.clear();
         net.settle(130);
         for (host, others) in [(0, vec![1]), (1, vec![0, 2]), (2, vec![1])] {
-            let status = statuses(&net, host).into_iter().find(|it| it.here).unwrap();
+            let status = net.statuses(host).into_iter().find(|it| it.here).unwrap();
             assert_eq!(status.clashes.len(), others.len(), "h{host}: {status:?}");
             let texts = &net.hosts[host].clashes;
             for other in others {
@@ -557,7 +470,7 @@ fn a_clash_is_named_on_both_sides_and_the_network_carries_nothing_between_the_tw
         net.attach_to(1, "shop", 1).unwrap();
         net.settle(2);
         for host in 0..3 {
-            assert_eq!(statuses(&net, host)[0].clashes, [], "h{host}");
+            assert_eq!(net.statuses(host)[0].clashes, [], "h{host}");
             assert_eq!(net.hosts[host].broadcasts[&shop().vni].len(), 2, "h{host}");
             assert_eq!(net.hosts[host].switch.len(), 2, "h{host}");
         }
@@ -567,49 +480,46 @@ fn a_clash_is_named_on_both_sides_and_the_network_carries_nothing_between_the_tw
 #[test]
 fn a_host_that_was_away_does_not_bring_back_what_it_does_not_hold() {
     for restarted in [false, true] {
-        let mut net = three_hosts(3);
+        let mut net = Net::linked_hosts(3, 3, RANGE);
         net.create(0, shop()).unwrap();
         net.settle(1);
         net.attach_to(1, "shop", 1).unwrap();
         net.settle(1);
         net.detach_from(1, "shop", 1);
-        assert!(statuses(&net, 1)[0].here && statuses(&net, 2)[0].hosts.len() == 2);
-        part(&mut net, 1);
-        part(&mut net, 2);
+        assert!(net.statuses(1)[0].here && net.statuses(2)[0].hosts.len() == 2);
+        net.part(1);
+        net.part(2);
         if restarted {
             net.crash(1);
             net.start(1);
         }
         net.settle(limits::NETWORK_IDLE_S + 1);
-        assert!((1..3).all(|host| !statuses(&net, host).iter().any(|it| it.here)));
+        assert!((1..3).all(|host| !net.statuses(host).iter().any(|it| it.here)));
         net.remove(0, "shop").unwrap();
-        net.blocked.clear();
-        while ![(0, 1), (0, 2), (1, 2)].iter().all(|(a, b)| net.linked(*a, *b)) {
-            net.settle(1);
-        }
+        net.meet();
         // At once: what a host held without a container would go by itself after a while.
         for host in 0..3 {
-            assert_eq!(statuses(&net, host), [], "h{host}, restarted: {restarted}");
+            assert_eq!(net.statuses(host), [], "h{host}, restarted: {restarted}");
         }
     }
 }
 
 #[test]
 fn a_host_that_was_away_with_a_container_still_has_its_network() {
-    let mut net = three_hosts(4);
+    let mut net = Net::linked_hosts(4, 3, RANGE);
     net.create(0, shop()).unwrap();
     net.settle(1);
     net.attach_to(1, "shop", 1).unwrap();
     net.settle(1);
-    part(&mut net, 1);
+    net.part(1);
     net.remove(0, "shop").unwrap();
     net.crash(1);
     net.start(1);
     net.settle(limits::NETWORK_IDLE_S + limits::ENDPOINT_GRACE_S);
-    assert_eq!(statuses(&net, 0), [], "its endpoints have expired, and what it holds");
+    assert_eq!(net.statuses(0), [], "its endpoints have expired, and what it holds");
     net.blocked.clear();
     net.settle(130);
-    assert_eq!(statuses(&net, 0)[0].hosts, [net.id(1)]);
+    assert_eq!(net.statuses(0)[0].hosts, [net.id(1)]);
     net.attach_to(0, "shop", 1).unwrap();
     net.settle(1);
     assert_eq!(net.hosts[1].switch.len(), 1);
@@ -661,7 +571,7 @@ fn random_event(net: &mut Net) {
 /// For each pair of hosts and each network: both have the same and exchange it, or differ, say so and exchange nothing.
 fn assert_agreed(net: &Net) -> (usize, usize) {
     let (mut shared, mut clashing) = (0, 0);
-    let held = |host: usize| statuses(net, host).into_iter().filter(|it| it.here);
+    let held = |host: usize| net.statuses(host).into_iter().filter(|it| it.here);
     for host in 0..net.hosts.len() {
         for other in (0..net.hosts.len()).filter(|other| *other != host) {
             let theirs: Vec<NetworkStatus> = held(other).collect();

@@ -1,54 +1,21 @@
 //! Networks with ranges of their own: founded once, split by their owners, at rest and dropped.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+mod common;
 mod net;
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
+use common::{allocate, claim, drain, founder, hold, id, link, restored, saved, shop};
 use ipnet::{IpNet, Ipv4Net};
-use net::{Counters, Net, for_seeds, lan};
+use net::{Counters, Net, RANGE, for_seeds, lan};
 use weft_crypto::PeerId;
 use weft_mesh::{
-    AddressError, Change, Config, Founding, Hello, Holding, Mesh, Message, NetworkClash,
-    NetworkDefinition, NetworkError, NetworkId, Origin, Output, Ticket, Vni, limits,
+    AddressError, Change, Founding, Mesh, Message, NetworkClash, NetworkDefinition, NetworkError,
+    NetworkId, Origin, Output, Ticket, Vni, limits,
 };
-
-const RANGE: &str = "10.9.0.0/26";
-
-fn id(n: u8) -> PeerId {
-    PeerId::from_bytes([n; 32])
-}
-
-fn founder(now: Instant) -> Mesh {
-    let mut config = Config::new(id(5), "me", 6783);
-    config.range = RANGE.parse().unwrap();
-    config.founding = Founding::Found;
-    Mesh::new(now, config, None, [1; 32]).unwrap()
-}
-
-fn drain(mesh: &mut Mesh) -> Vec<Output> {
-    std::iter::from_fn(|| mesh.poll_output()).collect()
-}
-
-fn answer(mesh: &mut Mesh) -> Result<Vec<String>, AddressError> {
-    let mut answers = drain(mesh).into_iter().filter_map(|output| match output {
-        Output::Answer { result, .. } => Some(result),
-        _ => None,
-    });
-    Ok(answers.next().expect("an answer")?.iter().map(IpNet::to_string).collect())
-}
-
-fn allocate(
-    mesh: &mut Mesh,
-    now: Instant,
-    vni: Vni,
-    owner: &str,
-) -> Result<Vec<String>, AddressError> {
-    mesh.allocate(now, vni, owner);
-    answer(mesh)
-}
 
 fn other_lan() -> NetworkDefinition {
     let range6 = Some("fd00:1::/64".parse().unwrap());
@@ -58,7 +25,7 @@ fn other_lan() -> NetworkDefinition {
 #[test]
 fn networks_with_one_range_give_the_same_addresses_each_for_itself() {
     let mut now = Instant::now();
-    let mut mesh = founder(now);
+    let mut mesh = founder(now, RANGE);
     mesh.create_network(now, lan()).unwrap();
     mesh.create_network(now, other_lan()).unwrap();
     let ticket = mesh.allocate(now, lan().vni, "a");
@@ -103,60 +70,46 @@ fn networks_with_one_range_give_the_same_addresses_each_for_itself() {
 #[test]
 fn a_network_without_a_range_takes_addresses_of_weft() {
     let now = Instant::now();
-    let mut mesh = founder(now);
-    let shop = NetworkDefinition::new("shop");
-    let unheld = allocate(&mut mesh, now, shop.vni, "a").unwrap_err();
-    assert_eq!(unheld, AddressError::NoNetwork { vni: shop.vni });
-    mesh.create_network(now, shop.clone()).unwrap();
-    assert_eq!(allocate(&mut mesh, now, shop.vni, "a/shop").unwrap()[0], "10.9.0.1/26");
+    let mut mesh = founder(now, RANGE);
+    let unheld = allocate(&mut mesh, now, shop().vni, "a").unwrap_err();
+    assert_eq!(unheld, AddressError::NoNetwork { vni: shop().vni });
+    mesh.create_network(now, shop()).unwrap();
+    assert_eq!(allocate(&mut mesh, now, shop().vni, "a/shop").unwrap()[0], "10.9.0.1/26");
     assert_eq!(allocate(&mut mesh, now, Vni::WEFT, "a").unwrap()[0], "10.9.0.2/26");
     // Outside the ranges each network has its own addresses.
-    for (vni, owner) in [(shop.vni, "a/shop"), (Vni::WEFT, "a")] {
-        mesh.claim(now, vni, owner, "192.0.2.1/24".parse().unwrap());
-        assert_eq!(answer(&mut mesh).unwrap(), ["192.0.2.1/24"]);
+    for (vni, owner) in [(shop().vni, "a/shop"), (Vni::WEFT, "a")] {
+        let given = claim(&mut mesh, now, vni, owner, "192.0.2.1/24").unwrap();
+        assert_eq!(given, ["192.0.2.1/24"]);
     }
-    mesh.claim(now, shop.vni, "b/shop", "192.0.2.1/24".parse().unwrap());
-    assert!(matches!(answer(&mut mesh), Err(AddressError::Taken { .. })));
+    let taken = claim(&mut mesh, now, shop().vni, "b/shop", "192.0.2.1/24");
+    assert!(matches!(taken, Err(AddressError::Taken { .. })));
     assert_eq!(mesh.release(now, "a/shop").len(), 2);
     mesh.remove_network(now, "shop").unwrap();
-}
-
-fn restart(mesh: &mut Mesh, now: Instant, change: impl Fn(&str) -> String) -> Mesh {
-    let saved = drain(mesh).into_iter().rev().find_map(|output| match output {
-        Output::Persist(state) => Some(serde_json::to_string(&*state).unwrap()),
-        _ => None,
-    });
-    let saved = serde_json::from_str(&change(&saved.unwrap())).unwrap();
-    let mut config = Config::new(id(5), "me", 6783);
-    config.range = RANGE.parse().unwrap();
-    Mesh::new(now, config, Some(saved), [2; 32]).unwrap()
 }
 
 #[test]
 fn an_address_of_weft_keeps_the_network_that_it_is_on() {
     let now = Instant::now();
     for claimed in [false, true] {
-        let mut mesh = founder(now);
-        let shop = NetworkDefinition::new("shop");
-        mesh.create_network(now, shop.clone()).unwrap();
+        let mut mesh = founder(now, RANGE);
+        mesh.create_network(now, shop()).unwrap();
         let ask = |mesh: &mut Mesh| match claimed {
-            true => mesh.claim(now, shop.vni, "a/shop", "10.9.0.7/26".parse().unwrap()),
-            false => mesh.allocate(now, shop.vni, "a/shop"),
+            true => mesh.claim(now, shop().vni, "a/shop", "10.9.0.7/26".parse().unwrap()),
+            false => mesh.allocate(now, shop().vni, "a/shop"),
         };
         ask(&mut mesh);
         let in_use = Err(NetworkError::InUse { name: "shop".into(), containers: 1 });
         assert_eq!(mesh.remove_network(now, "shop"), in_use);
-        let mut mesh = restart(&mut mesh, now, str::to_owned);
+        let mut mesh = restored(now, RANGE, &saved(&mut mesh));
         assert_eq!(mesh.remove_network(now, "shop"), in_use);
 
         // A state of an earlier release does not say which network: the next request does.
-        let on = format!(r#","on":{}"#, shop.vni);
+        let on = format!(r#","on":{}"#, shop().vni);
         ask(&mut mesh);
         mesh.claim(now, Vni::WEFT, "b", "10.9.0.8/26".parse().unwrap());
-        let mut mesh = restart(&mut mesh, now, |saved| {
-            assert_eq!(saved.matches(&on).count(), 1, "{saved}");
-            saved.replace(&on, "")
-        });
+        let saved = saved(&mut mesh);
+        assert_eq!(saved.matches(&on).count(), 1, "{saved}");
+        let mut mesh = restored(now, RANGE, &saved.replace(&on, ""));
         ask(&mut mesh);
         assert_eq!(mesh.remove_network(now, "shop"), in_use);
         assert_eq!(mesh.release(now, "a/shop").len(), 1);
@@ -167,14 +120,9 @@ fn an_address_of_weft_keeps_the_network_that_it_is_on() {
 #[test]
 fn a_joined_network_stays_while_a_container_has_an_address_of_weft_on_it() {
     let mut now = Instant::now();
-    let mut mesh = founder(now);
-    let hello = Hello { nickname: "other".into(), ..mesh.hello() };
-    mesh.handle_link_up(now, id(7), hello, "192.0.2.7:6783".parse().unwrap()).unwrap();
-    let definition = NetworkDefinition::new("shop");
-    let shop = Holding { definition, founding: None, used: false, resting: false, unsure: false };
-    let networks = vec![shop];
-    let told = Message::Networks { first: true, more: false, networks, heard: Vec::new() };
-    mesh.handle_message(now, id(7), told).unwrap();
+    let mut mesh = founder(now, RANGE);
+    link(&mut mesh, now, 7);
+    hold(&mut mesh, now, 7, &[shop()]);
     let vni = mesh.join_network(now, "shop").unwrap();
     allocate(&mut mesh, now, vni, "a/shop").unwrap();
     let here = |mesh: &Mesh| mesh.networks().iter().any(|it| it.definition.vni == vni && it.here);
@@ -185,26 +133,6 @@ fn a_joined_network_stays_while_a_container_has_an_address_of_weft_on_it() {
     now += Duration::from_secs(limits::NETWORK_IDLE_S);
     mesh.handle_timeout(now);
     assert!(!here(&mesh));
-}
-
-fn hosts(seed: u64, count: usize) -> Net {
-    let mut net = Net::new(seed);
-    net.add(RANGE, &[]);
-    for _ in 1..count {
-        net.add(RANGE, &[0]);
-    }
-    net.start_all();
-    net.settle(5);
-    net
-}
-
-fn part(net: &mut Net, host: usize) {
-    for other in (0..net.hosts.len()).filter(|other| *other != host) {
-        let pair = (host.min(other), host.max(other));
-        net.blocked.insert(pair);
-        net.cut(pair, host);
-    }
-    net.settle(2);
 }
 
 /// How many addresses of the network each host owns.
@@ -234,7 +162,7 @@ fn given(net: &Net) -> usize {
 
 #[test]
 fn a_host_that_joins_gets_a_range_and_claims_are_asked_of_the_owner() {
-    let mut net = hosts(1, 3);
+    let mut net = Net::linked_hosts(1, 3, RANGE);
     net.create(0, lan()).unwrap();
     net.settle(1);
     for host in 0..3 {
@@ -255,10 +183,10 @@ fn a_host_that_joins_gets_a_range_and_claims_are_asked_of_the_owner() {
 #[test]
 fn hosts_that_create_a_network_at_once_agree_on_one_founding() {
     for_seeds(100, |seed| {
-        let mut net = hosts(seed, 4);
+        let mut net = Net::linked_hosts(seed, 4, RANGE);
         let linked = seed % 2 == 0;
         if !linked {
-            part(&mut net, 1);
+            net.part(1);
         }
         for host in 0..4 {
             net.create(host, lan()).unwrap();
@@ -293,7 +221,7 @@ fn hosts_that_create_a_network_at_once_agree_on_one_founding() {
 #[test]
 fn of_two_foundings_that_have_not_heard_of_each_other_one_gives_nothing() {
     for_seeds(20, |seed| {
-        let mut net = hosts(seed, 2);
+        let mut net = Net::linked_hosts(seed, 2, RANGE);
         (0..2).for_each(|host| net.create(host, lan()).unwrap());
         net.pass(Duration::from_millis(limits::RANGE_FOUND_SETTLE_MS));
         assert_eq!(foundings(&net).len(), 2);
@@ -310,8 +238,8 @@ fn of_two_foundings_that_have_not_heard_of_each_other_one_gives_nothing() {
 #[test]
 fn foundings_that_meet_before_anything_is_given_become_one() {
     for_seeds(100, |seed| {
-        let mut net = hosts(seed, 3);
-        part(&mut net, 1);
+        let mut net = Net::linked_hosts(seed, 3, RANGE);
+        net.part(1);
         (0..2).for_each(|host| net.create(host, lan()).unwrap());
         net.settle(10);
         assert_eq!(foundings(&net).len(), 2);
@@ -341,9 +269,8 @@ fn foundings_that_meet_before_anything_is_given_become_one() {
 #[test]
 fn a_founder_gives_after_a_while_though_a_host_is_silent() {
     let mut now = Instant::now();
-    let mut mesh = founder(now);
-    let hello = Hello { nickname: "other".into(), ..mesh.hello() };
-    mesh.handle_link_up(now, id(7), hello, "192.0.2.7:6783".parse().unwrap()).unwrap();
+    let mut mesh = founder(now, RANGE);
+    link(&mut mesh, now, 7);
     let silent = |heard: Vec<NetworkId>| {
         let networks = Vec::new();
         Message::Networks { first: true, more: false, networks, heard }
@@ -375,8 +302,8 @@ fn a_founder_gives_after_a_while_though_a_host_is_silent() {
 #[test]
 fn a_founding_of_which_nothing_is_given_yields_to_one_that_is_used() {
     for used in [0, 1] {
-        let mut net = hosts(2, 2);
-        part(&mut net, 1);
+        let mut net = Net::linked_hosts(2, 2, RANGE);
+        net.part(1);
         (0..2).for_each(|host| net.create(host, lan()).unwrap());
         net.attach_on(used, "lan", None).unwrap();
         net.settle(10);
@@ -394,8 +321,8 @@ fn a_founding_of_which_nothing_is_given_yields_to_one_that_is_used() {
 
 #[test]
 fn two_foundings_that_are_used_clash_until_one_side_gives_way() {
-    let mut net = hosts(3, 3);
-    part(&mut net, 1);
+    let mut net = Net::linked_hosts(3, 3, RANGE);
+    net.part(1);
     (0..2).for_each(|host| net.create(host, lan()).unwrap());
     for host in 0..2 {
         net.attach_on(host, "lan", None).unwrap();
@@ -433,7 +360,7 @@ fn two_foundings_that_are_used_clash_until_one_side_gives_way() {
 
 #[test]
 fn ranges_rest_are_granted_and_used_again_and_go_with_the_network() {
-    let mut net = hosts(4, 2);
+    let mut net = Net::linked_hosts(4, 2, RANGE);
     net.create(0, lan()).unwrap();
     net.settle(1);
     let owner = net.attach_on(1, "lan", None).unwrap();
@@ -473,7 +400,7 @@ fn ranges_rest_are_granted_and_used_again_and_go_with_the_network() {
 /// A host that was away, with ranges and no container: others have created the network again meanwhile.
 #[test]
 fn a_resting_range_gives_way_to_a_new_founding() {
-    let mut net = hosts(5, 3);
+    let mut net = Net::linked_hosts(5, 3, RANGE);
     net.create(0, lan()).unwrap();
     net.settle(1);
     let owner = net.attach_on(1, "lan", None).unwrap();
@@ -482,7 +409,7 @@ fn a_resting_range_gives_way_to_a_new_founding() {
     net.detach(1, &owner);
     net.settle(limits::NETWORK_IDLE_S + 1);
     let rested = owned(&net)[1];
-    part(&mut net, 1);
+    net.part(1);
     // The other host that has ranges of the first founding loses them.
     net.crash(0);
     net.hosts[0].disk = None;
@@ -512,7 +439,7 @@ fn a_resting_range_gives_way_to_a_new_founding() {
 #[test]
 fn a_restored_state_gives_nothing_of_any_network() {
     for found_since in [false, true] {
-        let mut net = hosts(6, 3);
+        let mut net = Net::linked_hosts(6, 3, RANGE);
         if !found_since {
             net.create(1, lan()).unwrap();
             net.settle(2);
@@ -548,7 +475,7 @@ fn a_restored_state_gives_nothing_of_any_network() {
 /// A backup from the time when a host had given of a founding that is over by now.
 #[test]
 fn nobody_yields_to_a_restored_state() {
-    let mut net = hosts(7, 2);
+    let mut net = Net::linked_hosts(7, 2, RANGE);
     net.create(1, lan()).unwrap();
     let owner = net.attach_on(1, "lan", None).unwrap();
     net.settle(2);
@@ -604,7 +531,7 @@ fn random_event(net: &mut Net) {
 
 fn random_run(seed: u64) -> Counters {
     let count = 2 + (seed % 3) as usize;
-    let mut net = hosts(seed, count);
+    let mut net = Net::linked_hosts(seed, count, RANGE);
     net.create(0, lan()).unwrap();
     net.settle(1);
     net.crash_one_in = 150;

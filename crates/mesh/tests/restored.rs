@@ -15,16 +15,6 @@ const RANGE: &str = "10.9.0.0/24";
 const UNKNOWN: Origin = Origin { last_generation: None, copied: false };
 const COPIED: Origin = Origin { last_generation: None, copied: true };
 
-fn three_hosts(seed: u64) -> Net {
-    let mut net = Net::new(seed);
-    net.add(RANGE, &[]);
-    net.add(RANGE, &[0]);
-    net.add(RANGE, &[0]);
-    net.start_all();
-    net.settle(5);
-    net
-}
-
 fn addresses(net: &Net) -> BTreeSet<IpAddr> {
     net.hosts.iter().flat_map(|host| host.attached.values().flatten().copied()).collect()
 }
@@ -58,7 +48,7 @@ fn restore(net: &mut Net, host: usize, disk: &weft_mesh::State, origin: Origin) 
 #[test]
 fn a_restored_state_gives_nothing_and_takes_no_range_back() {
     for seed in 0..60 {
-        let mut net = three_hosts(seed);
+        let mut net = Net::linked_hosts(seed, 3, RANGE);
         let victim = net.below(3);
         for _ in 0..net.below(5) {
             net.attach(victim, None);
@@ -115,7 +105,7 @@ fn a_restored_state_gives_nothing_and_takes_no_range_back() {
 
 #[test]
 fn the_host_itself_knows_that_its_state_is_older() {
-    let mut net = three_hosts(1);
+    let mut net = Net::linked_hosts(1, 3, RANGE);
     let backup = net.hosts[1].disk.clone().unwrap();
     net.attach(1, None);
     net.settle(1);
@@ -129,7 +119,7 @@ fn the_host_itself_knows_that_its_state_is_older() {
 #[test]
 fn the_newest_state_is_believed_after_a_reboot_with_others_or_alone() {
     for (origin, reached) in [(UNKNOWN, true), (COPIED, true), (UNKNOWN, false)] {
-        let mut net = three_hosts(2);
+        let mut net = Net::linked_hosts(2, 3, RANGE);
         net.attach(1, None);
         net.settle(1);
         let attached = net.hosts[1].attached.clone();
@@ -153,7 +143,7 @@ fn the_newest_state_is_believed_after_a_reboot_with_others_or_alone() {
 /// user forgets them.
 #[test]
 fn a_copied_state_gives_nothing_while_it_reaches_nobody() {
-    let mut net = three_hosts(3);
+    let mut net = Net::linked_hosts(3, 3, RANGE);
     let disk = net.hosts[1].disk.clone().unwrap();
     net.blocked.extend([(0, 1), (1, 2)]);
     restore(&mut net, 1, &disk, COPIED);
@@ -169,7 +159,7 @@ fn a_copied_state_gives_nothing_while_it_reaches_nobody() {
 
 #[test]
 fn a_host_that_is_refused_as_a_copy_gives_nothing_until_it_is_taken_again() {
-    let mut net = three_hosts(4);
+    let mut net = Net::linked_hosts(4, 3, RANGE);
     let why = "copy at 192.0.2.9 has the same identity as h1 at 192.0.2.2";
     let now = net.now;
     net.hosts[1].mesh.as_mut().unwrap().handle_same_identity(now, why);

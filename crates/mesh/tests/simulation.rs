@@ -8,10 +8,8 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
-use net::{Counters, Net, for_seeds};
+use net::{Counters, Net, RANGE, for_seeds};
 use weft_mesh::Vni;
-
-const RANGE: &str = "10.9.0.0/26";
 
 fn random_address(net: &mut Net) -> IpNet {
     let address = u32::from(Ipv4Addr::new(10, 9, 0, 0)) + 1 + net.below(62) as u32;
@@ -290,12 +288,7 @@ fn another_range_is_refused() {
 #[test]
 fn of_two_claims_at_once_exactly_one_wins() {
     for_seeds(200, |seed| {
-        let mut net = Net::new(seed);
-        net.add(RANGE, &[]);
-        net.add(RANGE, &[0]);
-        net.add(RANGE, &[0]);
-        net.start_all();
-        net.settle(5);
+        let mut net = Net::linked_hosts(seed, 3, RANGE);
         let address: IpNet = "10.9.0.7/26".parse().unwrap();
         let order = if net.below(2) == 0 { [1, 2] } else { [2, 1] };
         let owners = order.map(|host| (host, net.attach(host, Some(address)).unwrap()));
@@ -314,11 +307,7 @@ fn of_two_claims_at_once_exactly_one_wins() {
 
 #[test]
 fn a_claim_in_the_range_of_a_host_that_is_down_names_that_host() {
-    let mut net = Net::new(4);
-    net.add(RANGE, &[]);
-    net.add(RANGE, &[0]);
-    net.start_all();
-    net.settle(5);
+    let mut net = Net::linked_hosts(4, 2, RANGE);
     net.crash(0);
     net.settle(1);
     let now = net.now;

@@ -14,10 +14,11 @@ use rand_chacha::ChaCha8Rng;
 use weft_crypto::PeerId;
 use weft_mesh::{
     AddressError, Change, Config, EndpointInfo, Founding, Hello, Mac, Mesh, Message,
-    NetworkDefinition, NetworkError, Origin, Output, State, Target, Ticket, Vni,
+    NetworkDefinition, NetworkError, NetworkStatus, Origin, Output, State, Target, Ticket, Vni,
 };
 
 pub const PORT: u16 = 6783;
+pub const RANGE: &str = "10.9.0.0/26";
 
 /// Runs a test with many seeds (`WEFT_SEEDS` more or fewer), and tells which one failed.
 pub fn for_seeds(count: u64, run: impl Fn(u64)) {
@@ -126,6 +127,18 @@ impl Net {
             counters: Counters::default(),
             spoken: BTreeSet::new(),
         }
+    }
+
+    /// As many hosts that are linked with each other, of one mesh.
+    pub fn linked_hosts(seed: u64, count: usize, range: &str) -> Self {
+        let mut net = Self::new(seed);
+        net.add(range, &[]);
+        for _ in 1..count {
+            net.add(range, &[0]);
+        }
+        net.start_all();
+        net.settle(5);
+        net
     }
 
     pub fn below(&mut self, n: usize) -> usize {
@@ -277,6 +290,33 @@ impl Net {
             mesh.handle_link_down(now, other);
             self.act(end);
         }
+    }
+
+    /// Cuts a host off from all others.
+    pub fn part(&mut self, host: usize) {
+        for other in (0..self.hosts.len()).filter(|other| *other != host) {
+            let pair = (host.min(other), host.max(other));
+            self.blocked.insert(pair);
+            self.cut(pair, host);
+        }
+        self.settle(2);
+    }
+
+    /// Lets all hosts talk again, until each is linked with each.
+    pub fn meet(&mut self) {
+        self.blocked.clear();
+        let count = self.hosts.len();
+        let pairs: Vec<(usize, usize)> =
+            (0..count).flat_map(|b| (0..b).map(move |a| (a, b))).collect();
+        while !pairs.iter().all(|(a, b)| self.linked(*a, *b)) {
+            self.settle(1);
+        }
+    }
+
+    /// The networks besides `weft`, as a host sees them.
+    pub fn statuses(&self, host: usize) -> Vec<NetworkStatus> {
+        let all = self.hosts[host].mesh.as_ref().unwrap().networks();
+        all.into_iter().filter(|it| it.definition.vni != Vni::WEFT).collect()
     }
 
     pub fn linked(&self, a: usize, b: usize) -> bool {
