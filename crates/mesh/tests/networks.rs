@@ -8,14 +8,15 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use common::{
-    drain, drain_with, founder, hold, holding, id, link, link_older, list, on, restored, saved,
-    sent, shop, with_mtu,
+    config, drain, drain_with, founder, hold, holding, id, link, link_older, list, on, restored,
+    saved, sent, shop, with_mtu,
 };
 use net::{Net, RANGE, for_seeds, network_box};
 use weft_crypto::PeerId;
 use weft_mesh::{
     Change, FEATURE_NETWORKS, Holding, Mesh, MeshError, Message, NameRecord, Network,
-    NetworkDefinition, NetworkError, NetworkId, NetworkOptions, NetworkStatus, Output, Vni, limits,
+    NetworkDefinition, NetworkError, NetworkId, NetworkOptions, NetworkStatus, Output, State, Vni,
+    limits,
 };
 
 /// The messages to a peer about networks besides `weft`.
@@ -293,6 +294,23 @@ fn as_many_networks_as_there_may_be_are_told_in_parts_and_taken() {
     let networks: Vec<_> = (0..limits::NETWORKS_PER_MESSAGE_MAX).map(full).collect();
     let bytes = serde_json::to_vec(&list(networks)).unwrap().len();
     assert!(bytes <= limits::MESSAGE_BYTES_MAX, "{bytes} bytes");
+}
+
+#[test]
+fn a_saved_state_with_more_networks_than_there_may_be_is_refused() {
+    let now = Instant::now();
+    let mut mesh = founder(now, RANGE);
+    let numbered = |n: usize| NetworkDefinition::new(format!("n{n}"));
+    (0..limits::NETWORKS_MAX).for_each(|n| mesh.create_network(now, numbered(n)).unwrap());
+    let most = saved(&mut mesh);
+    assert_eq!(restored(now, RANGE, &most).held_networks().count(), limits::NETWORKS_MAX);
+    let mut state: serde_json::Value = serde_json::from_str(&most).unwrap();
+    let definition = numbered(limits::NETWORKS_MAX);
+    let vni = definition.vni.0.to_string();
+    state["networks"][vni] = serde_json::json!({ "definition": definition, "created": true });
+    let state: State = serde_json::from_value(state).unwrap();
+    let error = Mesh::new(now, config(RANGE), Some(state), [2; 32]).unwrap_err();
+    assert!(matches!(error, MeshError::SavedDamaged(why) if why.contains("too many networks")));
 }
 
 #[test]
