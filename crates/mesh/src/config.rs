@@ -21,8 +21,8 @@ pub enum Founding {
 /// The origin of the saved state, as far as the caller can tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
-    /// The [generation](crate::Mesh::generation) that the run before had at its end, if something tells it that no
-    /// backup and no copy of a disk brings back.
+    /// The [generation](crate::Mesh::generation) that the run before had at its end; `None`: not known. It comes from a
+    /// place that no backup and no copy of a disk brings back.
     pub last_generation: Option<u64>,
     /// The state was written elsewhere: on another machine, or into another file.
     pub copied: bool,
@@ -39,9 +39,9 @@ pub struct Config {
     pub port: u16,
     /// Addresses at which it knows it can be dialled, if any.
     pub addresses: Vec<SocketAddr>,
-    /// `--ipalloc-range`: all automatic addresses of the mesh; at most a /29.
+    /// `--ipalloc-range`: all automatic addresses of the mesh; a /29 or larger.
     pub range: Ipv4Net,
-    /// Automatic addresses are taken from this part of `range`, and their prefix length is its; `None`: all of it.
+    /// The part of `range` that automatic addresses come from, with its prefix length; `None`: all of `range`.
     pub subnet: Option<Ipv4Net>,
     /// A /64 for IPv6 addresses; `None`: an RFC 4193 one made from the network id.
     pub range6: Option<Ipv6Net>,

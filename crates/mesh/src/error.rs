@@ -177,10 +177,10 @@ pub enum NetworkError {
     InUse {
         /// The network.
         name: String,
-        /// How many.
+        /// How many they are.
         containers: usize,
     },
-    /// It cannot be created or removed.
+    /// The name is that of `weft`, which every host has.
     #[error("network weft is on every host and can be neither created nor removed")]
     Weft,
     /// The host holds the maximum of networks.
@@ -271,7 +271,7 @@ pub enum Refusal {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum AddressError {
-    /// This host owns no range yet.
+    /// This host owns no range yet, or may not give from its ranges now.
     #[error("no address yet: {why}")]
     NotReady {
         /// The reason for the wait.
@@ -369,7 +369,7 @@ pub enum AddressError {
         /// The owner.
         host: String,
     },
-    /// The owner's name is empty or too long.
+    /// The owner's name is empty, too long, or has control characters.
     #[error("invalid container id: use 1 to {max} bytes", max = crate::limits::NAME_BYTES_MAX)]
     BadOwner,
     /// Too many requests wait.

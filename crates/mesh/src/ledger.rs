@@ -320,8 +320,8 @@ impl Ledger {
         self.taken.iter().find(|(_, holder)| automatic(holder)).map(|(address, _)| *address)
     }
 
-    /// Takes the next free address of a subnet from the own ranges, for a container on the network of the ranges or on
-    /// one without its own.
+    /// Takes the next free address of a subnet from the own ranges, for a container. `on` is the network without ranges
+    /// of its own that the container is on; `None`: the network of the ranges.
     pub(crate) fn allocate(
         &mut self,
         owner: &str,

@@ -36,14 +36,14 @@ pub const CLASHES_TOLD_PERIOD_S: u64 = 3600;
 pub const NETWORK_NAME_BYTES_MAX: usize = 63;
 /// Smallest MTU of a network in bytes (RFC 8200 section 5).
 pub const NETWORK_MTU_MIN_BYTES: u16 = 1_280;
-/// How long a host holds a network that it joined while no container of it is there, in seconds; longer than an
-/// attach or a restart of a container or daemon takes.
+/// How long a host holds a network that it joined while no container of it is there, in seconds. An attach, and a
+/// restart of a container or daemon, take less.
 pub const NETWORK_IDLE_S: u64 = 120;
 /// How long a host waits before it founds the ranges of a network, in milliseconds: another may be about to.
 pub const RANGE_FOUND_SETTLE_MS: u64 = 500;
-/// How long it waits for members that have not said which networks they hold, and again for a host with a lower id
-/// to found, in milliseconds. Twice that and [`RANGE_HEARD_MS`] are less than [`ALLOCATION_WAIT_S`] together: requests
-/// are still answered.
+/// How long it waits for members that have not said which networks they hold, in milliseconds. It waits as long again
+/// for a host with a lower id to found. Requests are answered all the same: twice this and [`RANGE_HEARD_MS`] are
+/// together less than [`ALLOCATION_WAIT_S`].
 pub const RANGE_FOUND_ALONE_MS: u64 = 4_000;
 /// How long a founder that has given nothing waits for a linked host to say that it has heard of the founding, in
 /// milliseconds. Less than [`RANGE_ANSWER_S`]: hosts that ask the founder for a range meanwhile still get it.

@@ -15,7 +15,7 @@ use crate::names::NameRecord;
 use crate::network::{NetworkDefinition, NetworkOptions, OptionValue};
 use crate::range::AddressRange;
 
-/// Names one mesh: 16 random bytes made by the host that founded it, shown in hex.
+/// Names one mesh, or one founding of a network's ranges: 16 random bytes of the founder, shown in hex.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct NetworkId(pub [u8; 16]);
@@ -50,7 +50,7 @@ impl TryFrom<String> for NetworkId {
     }
 }
 
-/// The mesh that a host belongs to.
+/// The mesh that a host belongs to, or the founding that its ranges of a network come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
     /// Its id.
@@ -106,7 +106,7 @@ pub struct MemberInfo {
 /// The ranges that a host owns. Only the owner makes new versions; others pass them on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RangeAnnouncement {
-    /// The mesh.
+    /// The mesh, or the founding of the network's ranges.
     pub network: NetworkId,
     /// The host.
     pub owner: PeerId,
@@ -266,7 +266,7 @@ pub enum Message {
     RangeGrant {
         /// The request that this answers.
         request: u64,
-        /// The mesh.
+        /// The mesh, or the founding of the network's ranges.
         network: Network,
         /// The ranges.
         ranges: Vec<AddressRange>,
@@ -341,14 +341,14 @@ pub enum Message {
     },
     /// The highest generation of the receiver's state that it has told the sender; 0: none.
     Known {
-        /// It.
+        /// The generation.
         generation: u64,
     },
     /// The sender wants a [`Message::Known`].
     KnownAsked,
     /// The generation of the sender's state.
     Generation {
-        /// It.
+        /// The generation.
         generation: u64,
     },
     /// The hosts named at some host's launch; they decide which host founds the mesh.

@@ -1,8 +1,8 @@
 //! Names for DNS: those of endpoints with their aliases, and those that users give to addresses by hand.
 //!
 //! A host announces its own names alone, over its own links, and a peer keeps them beside that host's endpoints.
-//! So they go whenever its endpoints go: with the next whole set, which a restarted daemon sends, or when the
-//! link has been down for [`crate::limits::ENDPOINT_GRACE_S`]. A host that does not know the message ignores it.
+//! So they go whenever its endpoints go. The next whole set replaces them; a restarted daemon sends one. Without a
+//! link they end after [`crate::limits::ENDPOINT_GRACE_S`]. A host that does not know the message ignores it.
 
 use std::net::IpAddr;
 

@@ -269,8 +269,8 @@ impl NetworkClash {
     }
 }
 
-/// The VNI that follows from a name: the first three bytes of the name's SHA-256 as a big-endian number, or the
-/// next three in turn while the number is reserved.
+/// The VNI that follows from a name: the first three bytes of the name's SHA-256, as a big-endian number. While that
+/// is reserved, the next three count.
 #[must_use]
 pub fn vni_of(name: &str) -> Vni {
     let hash = fingerprint(&[name.as_bytes()]);

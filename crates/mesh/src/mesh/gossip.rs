@@ -286,8 +286,8 @@ impl Mesh {
         self.endpoints.revision() + self.names_revision_besides()
     }
 
-    /// Whether this host is in a mesh, and every other host that it knows of is linked and has told its names, on each
-    /// network that it shares.
+    /// Whether this host is in a mesh and has the names of all. Every other host that it knows of is linked then, and
+    /// has told its names on each network that the two share.
     #[must_use]
     pub fn has_names_of_all(&self) -> bool {
         let told = |peer: PeerId| {

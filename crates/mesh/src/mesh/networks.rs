@@ -171,8 +171,8 @@ impl Mesh {
     /// network changes nothing.
     ///
     /// # Errors
-    /// The definition is unfit, or clashes with a network of this host or of one that it knows; the state cannot
-    /// be saved; too many networks.
+    /// The definition is unfit, or clashes with a network of this host or of another. The state cannot be saved. This
+    /// host holds [`NETWORKS_MAX`] networks already.
     pub fn create_network(
         &mut self,
         now: Instant,

@@ -81,8 +81,8 @@ impl Mesh {
         }
     }
 
-    /// Until when nothing is given of a founding of which nothing is given yet: a linked host has not said that it has
-    /// heard of it. `None`: it may be given.
+    /// Until when nothing is given of a founding that is untouched so far: a linked host has not said that it has heard
+    /// of it. `None`: it may be given.
     pub(crate) fn unheard_until(&self, now: Instant, vni: Vni) -> Option<Instant> {
         let ledger = self.state.ledger(vni).filter(|_| vni != Vni::WEFT)?;
         let id = ledger.network_id().filter(|_| !ledger.is_touched())?;

@@ -193,8 +193,8 @@ impl Mesh {
         open.max_by_key(|peer| self.free_of(*peer, vni))
     }
 
-    /// Whether a host without ranges of a network may take some of a founding: hosts that hold the network have it, or
-    /// those that do have none.
+    /// Whether this host, without ranges of a network, may take some of a founding. A host that holds the network has
+    /// that founding, or none that holds it has any.
     fn may_take_of(&self, founding: Network, vni: Vni) -> bool {
         let mut live = self.live_foundings(vni).peekable();
         live.peek().is_none() || live.any(|it| it == founding)

@@ -79,10 +79,10 @@ struct Of {
 }
 
 impl Mesh {
-    /// Asks for an address for a container on a network, from this host's own ranges: one IPv4 address, and the IPv6
-    /// address that ends in it. The same owner gets the same addresses again. Networks without ranges of their own
-    /// share those of `weft`, so an owner names a container and its network. Answered by [`Output::Answer`], after at
-    /// most [`ALLOCATION_WAIT_S`] seconds.
+    /// Asks for an address for a container on a network, from this host's own ranges. The answer has one IPv4 address,
+    /// and the IPv6 address that ends in it. The same owner gets the same addresses again. Networks without ranges of
+    /// their own share those of `weft`, so an owner names a container and its network. Answered by [`Output::Answer`],
+    /// after at most [`ALLOCATION_WAIT_S`] seconds.
     pub fn allocate(&mut self, now: Instant, vni: Vni, owner: &str) -> Ticket {
         let deadline = now + Duration::from_secs(ALLOCATION_WAIT_S);
         self.open_ticket(now, vni, owner, deadline, Want::Any { short: false })
