@@ -1,11 +1,13 @@
-//! A runtime of CNI for tests: it runs the plugins of a configuration one after the other, as libcni does.
+//! A runtime of CNI for tests: it runs the plugins of a configuration one after the other, as libcni does, or Weft's
+//! plugin alone.
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use weft_bench::sandbox::{Host, Netns, Sandbox};
 
 use crate::packages::unpacked;
@@ -125,21 +127,10 @@ impl<'a> Chain<'a> {
         }
         let name = plugin["type"].as_str().context("a plugin has a type")?;
         let program = self.bin_dir.join(name).to_string_lossy().into_owned();
-        let mut child = self
-            .host
-            .netns()
-            .command(&program)
-            .env("CNI_COMMAND", command)
-            .env("CNI_CONTAINERID", container.id)
-            .env("CNI_IFNAME", "eth0")
-            .env("CNI_PATH", &self.bin_dir)
-            .env("CNI_NETNS", container.namespace.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let config = Value::Object(config).to_string();
-        child.stdin.take().context("no input")?.write_all(config.as_bytes())?;
+        let mut program = self.host.netns().command(&program);
+        program.env("CNI_PATH", &self.bin_dir);
+        let config = Value::Object(config);
+        let child = start(&mut program, command, container.id, Some(container.namespace), &config)?;
         let output = child.wait_with_output()?;
         let text = String::from_utf8_lossy(&output.stdout);
         ensure!(output.status.success(), "{command} by {name}: {} {text}", output.status);
@@ -156,4 +147,131 @@ impl Contained<'_> {
         let address = self.result["ips"][0]["address"].as_str().and_then(|it| it.split('/').next());
         Ok(address.with_context(|| format!("no address: {}", self.result))?.to_owned())
     }
+}
+
+/// Weft's plugin without a configuration on disk, for what no runtime does.
+pub struct Plugin<'a> {
+    host: &'a Host,
+    file: PathBuf,
+}
+
+impl<'a> Plugin<'a> {
+    /// The plugin that asks the daemon of a host.
+    ///
+    /// # Errors
+    /// Its file cannot be made.
+    pub fn of(sandbox: &Sandbox, host: &'a Host) -> anyhow::Result<Self> {
+        let file = sandbox.directory().join(format!("plugin-{}", host.index()));
+        std::fs::create_dir_all(&file)?;
+        let file = file.join("weft-cni");
+        std::os::unix::fs::symlink(host.binary(), &file)?;
+        Ok(Self { host, file })
+    }
+
+    /// Runs a command for a container in a namespace, with further fields of the configuration. Returns the exit
+    /// code and the output.
+    ///
+    /// # Errors
+    /// It does not start, or its output is no JSON.
+    pub fn run(
+        &self,
+        command: &str,
+        container: &str,
+        namespace: Option<&Netns>,
+        more: &Value,
+    ) -> anyhow::Result<(i32, Value)> {
+        let output = self.start(command, container, namespace, more)?.wait_with_output()?;
+        let answer = match output.stdout.is_empty() {
+            true => Value::Null,
+            false => serde_json::from_slice(&output.stdout)?,
+        };
+        Ok((output.status.code().unwrap_or(-1), answer))
+    }
+
+    /// As [`Self::run`], for a command that succeeds.
+    ///
+    /// # Errors
+    /// With the plugin's complaint.
+    pub fn good(
+        &self,
+        command: &str,
+        container: &str,
+        namespace: Option<&Netns>,
+    ) -> anyhow::Result<Value> {
+        self.good_with(command, container, namespace, &json!({}))
+    }
+
+    /// As [`Self::good`], with further fields of the configuration.
+    ///
+    /// # Errors
+    /// With the plugin's complaint.
+    pub fn good_with(
+        &self,
+        command: &str,
+        container: &str,
+        namespace: Option<&Netns>,
+        more: &Value,
+    ) -> anyhow::Result<Value> {
+        let (code, answer) = self.run(command, container, namespace, more)?;
+        ensure!(code == 0, "{command} of {container}: {answer}");
+        Ok(answer)
+    }
+
+    /// Begins a command and kills the plugin after a while. False if it had ended before.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn run_killed(
+        &self,
+        command: &str,
+        container: &str,
+        namespace: Option<&Netns>,
+        after: Duration,
+    ) -> anyhow::Result<bool> {
+        let mut child = self.start(command, container, namespace, &json!({}))?;
+        std::thread::sleep(after);
+        child.kill()?;
+        Ok(child.wait()?.code().is_none())
+    }
+
+    fn start(
+        &self,
+        command: &str,
+        container: &str,
+        namespace: Option<&Netns>,
+        more: &Value,
+    ) -> anyhow::Result<Child> {
+        let mut config = json!({
+            "cniVersion": "1.1.0",
+            "name": "weft",
+            "type": "weft-cni",
+            "runtimeDir": self.host.runtime_directory(),
+        });
+        let fields = more.as_object().cloned().unwrap_or_default();
+        config.as_object_mut().context("an object")?.extend(fields);
+        let mut program = Command::new(&self.file);
+        program.env("CNI_PATH", "/opt/cni/bin");
+        start(&mut program, command, container, namespace, &config)
+    }
+}
+
+/// Starts a plugin, with the environment and the input that the specification wants.
+fn start(
+    program: &mut Command,
+    command: &str,
+    container: &str,
+    namespace: Option<&Netns>,
+    config: &Value,
+) -> anyhow::Result<Child> {
+    let mut child = program
+        .env("CNI_COMMAND", command)
+        .env("CNI_CONTAINERID", container)
+        .env("CNI_IFNAME", "eth0")
+        .env("CNI_NETNS", namespace.map(Netns::path).unwrap_or_default())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    child.stdin.take().context("no input")?.write_all(config.to_string().as_bytes())?;
+    Ok(child)
 }

@@ -1,13 +1,11 @@
 //! The CNI plugin, run by a real containerd on two hosts, and by hand for what no runtime does.
 
-use std::collections::BTreeSet;
-use std::io::Write;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
-use weft_bench::sandbox::{Host, Netns, try_wait_until};
+use weft_bench::sandbox::{Host, try_wait_until};
+use weft_lab::cni::Plugin;
 use weft_lab::containerd::Containerd;
 use weft_lab::net::Lab;
 
@@ -78,83 +76,11 @@ fn containers_of_two_containerds_reach_each_other() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The plugin, as a runtime runs it.
-struct Plugin<'a> {
-    host: &'a Host,
-    file: std::path::PathBuf,
-}
-
-impl<'a> Plugin<'a> {
-    fn of(lab: &Lab, host: &'a Host) -> anyhow::Result<Self> {
-        let file = lab.sandbox.directory().join(format!("plugin-{}", host.index()));
-        std::fs::create_dir_all(&file)?;
-        let file = file.join("weft-cni");
-        std::os::unix::fs::symlink(host.binary(), &file)?;
-        Ok(Self { host, file })
-    }
-
-    /// Runs a command for a container in a namespace. Returns the exit code and the output.
-    fn run(
-        &self,
-        command: &str,
-        container: &str,
-        namespace: Option<&Netns>,
-        more: &Value,
-    ) -> anyhow::Result<(i32, Value)> {
-        let mut config = json!({
-            "cniVersion": "1.1.0",
-            "name": "weft",
-            "type": "weft-cni",
-            "runtimeDir": self.host.runtime_directory(),
-        });
-        let fields = more.as_object().cloned().unwrap_or_default();
-        config.as_object_mut().context("an object")?.extend(fields);
-        let mut child = Command::new(&self.file)
-            .env("CNI_COMMAND", command)
-            .env("CNI_CONTAINERID", container)
-            .env("CNI_IFNAME", "eth0")
-            .env("CNI_PATH", "/opt/cni/bin")
-            .env("CNI_NETNS", namespace.map(Netns::path).unwrap_or_default())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
-        child.stdin.take().context("no input")?.write_all(config.to_string().as_bytes())?;
-        let output = child.wait_with_output()?;
-        let answer = match output.stdout.is_empty() {
-            true => Value::Null,
-            false => serde_json::from_slice(&output.stdout)?,
-        };
-        Ok((output.status.code().unwrap_or(-1), answer))
-    }
-
-    fn good(
-        &self,
-        command: &str,
-        container: &str,
-        namespace: Option<&Netns>,
-    ) -> anyhow::Result<Value> {
-        self.good_with(command, container, namespace, &json!({}))
-    }
-
-    fn good_with(
-        &self,
-        command: &str,
-        container: &str,
-        namespace: Option<&Netns>,
-        more: &Value,
-    ) -> anyhow::Result<Value> {
-        let (code, answer) = self.run(command, container, namespace, more)?;
-        ensure!(code == 0, "{command} of {container}: {answer}");
-        Ok(answer)
-    }
-}
-
 #[test]
 fn the_plugin_keeps_the_specifications_promises() -> anyhow::Result<()> {
     let lab = Lab::pair(&[])?;
     let host = lab.host(0);
-    let plugin = Plugin::of(&lab, host)?;
+    let plugin = Plugin::of(&lab.sandbox, host)?;
     let namespace = lab.sandbox.add_netns("cni")?;
     plugin.good("STATUS", "x", None)?;
     let added = plugin.good("ADD", "a", Some(&namespace))?;
@@ -207,7 +133,7 @@ fn the_plugin_keeps_the_specifications_promises() -> anyhow::Result<()> {
 fn a_container_leaves_the_network_through_its_host() -> anyhow::Result<()> {
     let lab = Lab::pair(&[])?;
     let host = lab.host(0);
-    let plugin = Plugin::of(&lab, host)?;
+    let plugin = Plugin::of(&lab.sandbox, host)?;
     let namespace = lab.sandbox.add_netns("cni")?;
     host.netns().exec(&["sysctl", "-qw", "net.ipv4.ip_forward=0"])?.success()?;
     let wish = json!({ "isDefaultGateway": true, "ipMasq": true });
@@ -242,7 +168,7 @@ fn a_container_leaves_the_network_through_its_host() -> anyhow::Result<()> {
 fn a_del_succeeds_while_the_daemon_is_down_and_is_made_up_for() -> anyhow::Result<()> {
     let lab = Lab::pair(&[])?;
     let host = lab.host(0);
-    let plugin = Plugin::of(&lab, host)?;
+    let plugin = Plugin::of(&lab.sandbox, host)?;
     let namespace = lab.sandbox.add_netns("cni")?;
     plugin.good("ADD", "a", Some(&namespace))?;
     host.stop_daemon()?;
@@ -263,59 +189,10 @@ fn a_del_succeeds_while_the_daemon_is_down_and_is_made_up_for() -> anyhow::Resul
 }
 
 #[test]
-fn many_adds_and_dels_at_once_with_kills_of_the_daemon_leave_nothing() -> anyhow::Result<()> {
-    const CONTAINERS: usize = 40;
-    let lab = Lab::pair(&[])?;
-    let host = lab.host(0);
-    let plugin = Plugin::of(&lab, host)?;
-    let namespaces: Vec<Netns> = (0..CONTAINERS)
-        .map(|number| lab.sandbox.add_netns(&format!("cni{number}")))
-        .collect::<Result<_, _>>()?;
-    let password = lab.password_file().display().to_string();
-    std::thread::scope(|scope| {
-        for (number, namespace) in namespaces.iter().enumerate() {
-            let plugin = &plugin;
-            scope.spawn(move || {
-                let name = format!("many{number}");
-                for _ in 0..3 {
-                    // Either may fail to reach the daemon; a DEL never fails.
-                    let _ = plugin.run("ADD", &name, Some(namespace), &json!({}));
-                    assert!(plugin.good("DEL", &name, Some(namespace)).is_ok());
-                }
-            });
-        }
-        for _ in 0..2 {
-            std::thread::sleep(Duration::from_millis(700));
-            host.kill_daemon();
-            host.start_daemon(&["--password-file", &password])?;
-        }
-        anyhow::Ok(())
-    })?;
-    wait_detached(host)?;
-    let links = host.netns().exec(&["ip", "-o", "link"])?.success()?.stdout;
-    ensure!(!links.contains("weftv"), "{links}");
-    for namespace in &namespaces {
-        let links = namespace.exec(&["ip", "-o", "link"])?.success()?.stdout;
-        ensure!(!links.contains("eth0"), "{links}");
-    }
-    // And all addresses can be given again.
-    let mut addresses = BTreeSet::new();
-    for (number, namespace) in namespaces.iter().enumerate() {
-        let added = plugin.good("ADD", &format!("again{number}"), Some(namespace))?;
-        ensure!(addresses.insert(added["ips"][0]["address"].to_string()), "{added}");
-    }
-    let ipam = host.weft_json(&["status", "ipam"])?;
-    let hosts = ipam["hosts"].as_array().cloned().unwrap_or_default();
-    let used: u64 = hosts.iter().filter_map(|host| host["used"].as_u64()).sum();
-    ensure!(used == CONTAINERS as u64, "{used} addresses are in use: {ipam}");
-    Ok(())
-}
-
-#[test]
 fn a_configuration_names_its_network() -> anyhow::Result<()> {
     let lab = Lab::pair(&[])?;
     let host = lab.host(0);
-    let plugin = Plugin::of(&lab, host)?;
+    let plugin = Plugin::of(&lab.sandbox, host)?;
     let namespace = lab.sandbox.add_netns("cni")?;
     let shop = json!({ "network": "shop" });
     let (code, answer) = plugin.run("ADD", "a", Some(&namespace), &shop)?;

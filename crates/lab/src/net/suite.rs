@@ -31,8 +31,9 @@ const ONE_PASSED: &str = "test result: ok. 1 passed;";
 const SLOWEST: usize = 10;
 
 /// Tests that judge by speed or load the machine: they run alone. All others wait most of their time.
-const ALONE: [&str; 11] = [
+const ALONE: [&str; 12] = [
     "net_bench::*",
+    "net_cni_many::two_hundred*",
     "net_core::*",
     "net_ecn::*",
     "net_idle::*",
@@ -46,11 +47,12 @@ const ALONE: [&str; 11] = [
 ];
 
 /// Tests that the core omits: they watch growth or drift over minutes, measure a figure, or repeat another test
-/// on ports of the other kind or with engines that crash.
-const NOT_CORE: [&str; 9] = [
+/// on ports of the other kind, with more containers or with engines that crash.
+const NOT_CORE: [&str; 10] = [
     "net_bench::every_column*",
     "net_bench::hosts_that_send_at_once*",
     "net_bench::the_table_of_data_channel*",
+    "net_cni_many::two_hundred*",
     "net_docker::containers_outlive*",
     "net_docker::containers_that_always_restart*",
     "net_docker::many*",
