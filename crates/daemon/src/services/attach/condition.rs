@@ -80,21 +80,18 @@ impl Saved {
         shown
     }
 
-    /// Removing a port from the switch cuts its container off. Weft does not undo that, but reports it.
-    fn note_cut_off(&mut self, notice: &PortNotice) {
-        let PortNotice::Device { name, has_master, .. } = notice else { return };
+    /// Removing a port from the switch cuts its container off. Weft does not undo that, but reports it: the damage
+    /// after a notice, if the notice changes it.
+    fn damage_after(&self, notice: &PortNotice) -> Option<Option<String>> {
+        let PortNotice::Device { name, has_master, .. } = notice else { return None };
         if *name != self.host_interface {
-            return;
+            return None;
         }
         let again = if self.maker == Maker::Host { "expose" } else { "attach" };
         let text =
             format!("cut off: {name} was removed from the switch; weft {again} adds it again");
         let is_said = self.condition.damage.as_ref() == Some(&text);
-        if !has_master {
-            self.condition.damage = Some(text);
-        } else if is_said {
-            self.condition.damage = None;
-        }
+        (is_said == *has_master).then(|| (!has_master).then_some(text))
     }
 
     /// The fault of one of its devices, if any.
@@ -150,9 +147,13 @@ impl Attachments {
         let mut inner = self.lock().await;
         let (id, of, damage) = match notice {
             PortNotice::Device { id, name, .. } => {
-                let saved = inner.saved.get_mut(id)?;
-                saved.note_cut_off(notice);
-                (id.clone(), name.clone(), saved.wrong_with(notice))
+                let saved = inner.saved.get(id)?;
+                let wrong = saved.wrong_with(notice);
+                // Most notices change nothing, and so must not publish the list of all containers anew.
+                if let Some(damage) = saved.damage_after(notice) {
+                    inner.saved.get_mut(id)?.condition.damage = damage;
+                }
+                (id.clone(), name.clone(), wrong)
             }
             PortNotice::Gone { id, name } => {
                 let is_ours = |saved: &&Saved| {
@@ -257,10 +258,15 @@ mod tests {
         ] {
             assert_eq!(wrong(notice).as_deref(), Some(said));
         }
-        saved.note_cut_off(&notice("weftv1", 9, 1388, true, false));
+        let (out, back) =
+            (notice("weftv1", 9, 1388, true, false), notice("weftv1", 9, 1388, true, true));
+        assert_eq!(saved.damage_after(&back), None);
+        assert_eq!(saved.damage_after(&notice("weft0", 7, 1388, true, false)), None);
+        saved.condition.damage = saved.damage_after(&out).flatten();
         assert!(saved.shown().notes.concat().contains("cut off: weftv1"));
-        saved.note_cut_off(&notice("weftv1", 9, 1388, true, true));
-        assert_eq!(saved.shown().notes.len(), 0);
+        assert_eq!(saved.damage_after(&out), None);
+        assert_eq!(saved.damage_after(&back), Some(None));
+        saved.condition.damage = None;
         saved.attachment.gateways =
             vec![[10, 32, 0, 9].into(), [0xfd00, 0, 0, 0, 0, 0, 0, 9].into()];
         saved.note(Attached { ipv6: Err(NoIpv6::Kernel) });
