@@ -256,12 +256,15 @@ impl Kernel {
         let is_host_end = |link: &Link| {
             link.kind == Some(InfoKind::Veth) && link.attachment() == Some(spec.id.as_str())
         };
-        socket.restore_name(&spec.host_name, is_host_end).await?;
+        let end = inside.link(&spec.name).await?;
+        // A new container has no pair: its attach does not wait until the kernel has listed all others.
+        if end.is_some() {
+            socket.restore_name(&spec.host_name, is_host_end).await?;
+        }
         let host = socket.link(&spec.host_name).await?;
         if let Some(host) = &host {
             self.check_host_end(spec, host)?;
         }
-        let end = inside.link(&spec.name).await?;
         match (host, end) {
             (Some(host), Some(end)) if is_pair(&host, &end) => return Ok(Some((host, end))),
             (host, end) => {
