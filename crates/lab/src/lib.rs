@@ -7,6 +7,8 @@ pub mod containerd;
 
 pub mod docker;
 
+pub mod documents;
+
 pub mod net;
 
 mod packages;

@@ -41,7 +41,7 @@ const DEBIAN12: &[Choice] = &[Choice::Debian12];
 
 /// The kernels of each test: of all rows that fit a test, named `target::test`, the last one counts. `*` stands
 /// for any text.
-const TABLE: [Row; 18] = [
+const TABLE: [Row; 19] = [
     Row {
         tests: "vm_*",
         kernels: NEWEST,
@@ -113,6 +113,11 @@ const TABLE: [Row; 18] = [
         tests: "net_cni_many::*",
         kernels: &[],
         why: "an emulated machine starts too few processes in the time limits of a runtime",
+    },
+    Row {
+        tests: "net_weave_guide::*",
+        kernels: &[],
+        why: "the commands of a guide are alike on every kernel",
     },
     Row { tests: "net_firewall::*", kernels: &[], why: "rules are read alike on every kernel" },
     Row {
@@ -581,6 +586,7 @@ mod tests {
             program("net_top", &["x"]),
             program("net_traffic", &["x"]),
             program("net_uso", &["x"]),
+            program("net_weave_guide", &["x"]),
             program("net_wire", &["x"]),
             program("net_workers", &["x"]),
             program("vm_bad_input", &["a_kernel_without_aes_gcm_goes_on", "names_and_ports"]),
