@@ -332,3 +332,25 @@ fn opener_of(host: &Host) -> anyhow::Result<Option<rustix::process::Pid>> {
     let opener = children.split_whitespace().find(is_opener).map(str::parse).transpose()?;
     Ok(opener.and_then(rustix::process::Pid::from_raw))
 }
+
+#[test]
+fn a_container_beyond_the_ports_of_a_bridge_is_refused_and_leaves_nothing() -> anyhow::Result<()> {
+    let lab = Lab::pair(&["--port-mode", "bridge"])?;
+    let host = lab.host(0);
+    // The kernel takes 1,023 ports; a few are Weft's.
+    let pair = |n| {
+        let add = format!("link add p{n} master weft type veth peer name q{n}");
+        format!("{add}\nlink set q{n} master weft\n")
+    };
+    let file = lab.sandbox.directory().join("ports");
+    std::fs::write(&file, (0..512).map(pair).collect::<String>())?;
+    host.netns().exec(&["ip", "-force", "-batch", &file.to_string_lossy()])?;
+    let container = lab.sandbox.add_netns("one")?;
+    fails(host, &["attach", &container.path()], 6, &["1023 ports", "detach a container"])?;
+    assert_eq!(host.weft_json(&["ps"])?, serde_json::json!([]));
+    let links = host.netns().exec(&["ip", "-o", "link"])?.success()?.stdout;
+    assert!(!links.contains("weftv"), "an interface is left: {links}");
+    host.netns().ip("link del p0")?;
+    host.weft(&["attach", &container.path()])?.success()?;
+    Ok(())
+}
