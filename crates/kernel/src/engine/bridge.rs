@@ -19,7 +19,7 @@ use crate::net::ipv6;
 use crate::net::link::Link;
 use crate::net::vxlan::{OuterFamily, VxlanSpec};
 use crate::switch::announcements::{Announcements, TooMany};
-use crate::switch::overlay::{Overlay, OverlaySpec, Via};
+use crate::switch::overlay::{Listing, Overlay, OverlaySpec, Via};
 
 /// The devices that take the probes of active paths.
 const PROBES: [(&str, OuterFamily); 2] =
@@ -272,9 +272,11 @@ impl Bridge {
     }
 
     pub(super) async fn resync(&mut self) -> Result<(), KernelError> {
+        // Each network would list the devices and entries of all.
+        let listing = Listing::read(&self.kernel).await?;
         let mut result = Ok(());
         for network in self.networks.values_mut() {
-            result = result.and(network.overlay.resync().await.map(|_| ()));
+            result = result.and(network.overlay.resync_with(&listing).await.map(|_| ()));
         }
         result
     }

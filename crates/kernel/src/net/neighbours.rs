@@ -152,36 +152,19 @@ pub(crate) fn text(key: Key) -> String {
     }
 }
 
+/// The forwarding and neighbour entries of all devices.
+pub(crate) struct Entries {
+    forwarding: Vec<NeighbourMessage>,
+    neighbours: Vec<NeighbourMessage>,
+}
+
 impl Socket {
-    /// Reads Weft's part of the forwarding and neighbour tables. Leaves out entries of others. Those are, on
-    /// ports, learned entries and the port's addresses; on the bridge, neighbour entries without Weft's
-    /// protocol number. On a VXLAN device of ours, every entry is ours.
-    pub(crate) async fn tables(&self, devices: &Devices) -> Result<Tables, KernelError> {
-        let mut tables = Tables::default();
-        for entry in self.neighbours(AddressFamily::Bridge).await? {
-            let index = entry.header.ifindex;
-            let (Some(port), Some(mac)) = (devices.port_of(index), mac_of(&entry)) else {
-                continue;
-            };
-            if entry.header.flags.contains(NeighbourFlags::Own) {
-                if let (Port::Vxlan(family), Some(remote)) = (port, address_of(&entry)) {
-                    tables.add_tunnel(family, mac, remote);
-                }
-            } else if entry.header.state == NeighbourState::Noarp {
-                tables.entries.insert(Key::Forward(mac), Value::Port(port));
-            }
-        }
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            for entry in self.neighbours(family).await? {
-                if entry.header.ifindex == devices.bridge
-                    && is_own_neighbour(&entry)
-                    && let (Some(address), Some(mac)) = (address_of(&entry), mac_of(&entry))
-                {
-                    tables.entries.insert(Key::Neighbour(address), Value::Mac(mac));
-                }
-            }
-        }
-        Ok(tables)
+    /// Lists the forwarding and neighbour entries of all devices.
+    pub(crate) async fn entries(&self) -> Result<Entries, KernelError> {
+        let forwarding = self.neighbours(AddressFamily::Bridge).await?;
+        let mut neighbours = self.neighbours(AddressFamily::Inet).await?;
+        neighbours.extend(self.neighbours(AddressFamily::Inet6).await?);
+        Ok(Entries { forwarding, neighbours })
     }
 
     /// The entries of one VXLAN device, and remotes beyond the first of one MAC.
@@ -252,6 +235,37 @@ impl Socket {
             _ => None,
         };
         Ok(found.into_iter().filter_map(entry).collect())
+    }
+}
+
+impl Entries {
+    /// Weft's part of them for a bridge. Leaves out entries of others. Those are, on ports, learned entries and the
+    /// port's addresses; on the bridge, neighbour entries without Weft's protocol number. On a VXLAN device of ours,
+    /// every entry is ours.
+    pub(crate) fn tables(&self, devices: &Devices) -> Tables {
+        let mut tables = Tables::default();
+        for entry in &self.forwarding {
+            let index = entry.header.ifindex;
+            let (Some(port), Some(mac)) = (devices.port_of(index), mac_of(entry)) else {
+                continue;
+            };
+            if entry.header.flags.contains(NeighbourFlags::Own) {
+                if let (Port::Vxlan(family), Some(remote)) = (port, address_of(entry)) {
+                    tables.add_tunnel(family, mac, remote);
+                }
+            } else if entry.header.state == NeighbourState::Noarp {
+                tables.entries.insert(Key::Forward(mac), Value::Port(port));
+            }
+        }
+        for entry in &self.neighbours {
+            if entry.header.ifindex == devices.bridge
+                && is_own_neighbour(entry)
+                && let (Some(address), Some(mac)) = (address_of(entry), mac_of(entry))
+            {
+                tables.entries.insert(Key::Neighbour(address), Value::Mac(mac));
+            }
+        }
+        tables
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     handle::Kernel,
     net::{
         link::Link,
-        neighbours::{self, Devices, Key, MacAddress, Port, Value},
+        neighbours::{self, Devices, Entries, Key, MacAddress, Port, Value},
         vxlan::OuterFamily,
     },
     netlink::error::RequestError,
@@ -55,6 +55,19 @@ pub enum Via {
     /// no copy of broadcast frames.
     #[default]
     None,
+}
+
+/// All devices and entries of this host, read once for the overlays of all networks.
+pub(crate) struct Listing {
+    links: Vec<Link>,
+    entries: Entries,
+}
+
+impl Listing {
+    pub(crate) async fn read(kernel: &Kernel) -> Result<Self, KernelError> {
+        let socket = kernel.socket();
+        Ok(Self { links: socket.links().await?, entries: socket.entries().await? })
+    }
 }
 
 /// The overlay's forwarding and neighbour entries, as wanted and as last written. `P` names a peer.
@@ -299,11 +312,17 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
     /// # Errors
     /// See [`Self::set_peers`].
     pub async fn resync(&mut self) -> Result<usize, KernelError> {
+        let listing = Listing::read(&self.kernel).await?;
+        self.resync_with(&listing).await
+    }
+
+    /// As [`Self::resync`], by what the kernel listed.
+    pub(crate) async fn resync_with(&mut self, listing: &Listing) -> Result<usize, KernelError> {
         let kernel = self.kernel.clone();
         let _one = kernel.inner.reconcile.lock().await;
         self.devices = None;
-        let devices = self.find_devices().await?;
-        let tables = kernel.socket().tables(&devices).await?;
+        let devices = self.find_devices(&listing.links).await?;
+        let tables = listing.entries.tables(&devices);
         self.present = tables.entries;
         let mut touched: BTreeSet<Key> = self.present.keys().copied().collect();
         touched.extend(self.wanted_keys());
@@ -371,9 +390,8 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
         failed
     }
 
-    async fn find_devices(&self) -> Result<Devices, KernelError> {
+    async fn find_devices(&self, links: &[Link]) -> Result<Devices, KernelError> {
         let bridge = self.kernel.own_bridge(&self.spec.bridge).await?.index;
-        let links = self.kernel.socket().links().await?;
         let port = |name: &str, fits: &dyn Fn(&Link) -> bool| {
             let port = links.iter().find(|link| link.name == name)?;
             (port.master == Some(bridge) && fits(port)).then_some(port.index)
