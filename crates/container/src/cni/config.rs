@@ -137,7 +137,7 @@ impl Config {
             default_route: fields.flag("isDefaultGateway")?,
             masquerade: fields.flag("ipMasq")?,
             owner: variables.owner,
-            aliases: texts(capabilities, "aliases")?,
+            aliases: self.aliases(capabilities)?,
             labels: labels(args)?,
             port_mappings: port_mappings(capabilities)?,
         })
@@ -163,6 +163,17 @@ impl Config {
             ..Dns::default()
         };
         Ok([asked, fixed].into_iter().find(|dns| *dns != Dns::default()))
+    }
+
+    /// Further names of the container: a list, or as podman has it, lists by the names of configurations.
+    fn aliases(&self, capabilities: Fields<'_>) -> Result<Vec<String>, CniError> {
+        let name = self.name()?;
+        match capabilities.get("aliases") {
+            Some(Value::Object(lists)) if lists.contains_key(&name) => {
+                texts(capabilities.object("aliases", "runtimeConfig.aliases.")?, &name)
+            }
+            _ => texts(capabilities, "aliases"),
+        }
     }
 
     /// Weft's network: `network`, or else the name of the configuration.

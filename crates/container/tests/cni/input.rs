@@ -161,6 +161,7 @@ fn huge_values_are_refused() {
         ("/args/cni/ips", texts(REQUESTED_ADDRESSES_MAX + 1)),
         ("/runtimeConfig/aliases", texts(LIST_ENTRIES_MAX + 1)),
         ("/runtimeConfig/aliases", long()),
+        ("/runtimeConfig/aliases", json!({ "shop": long() })),
         ("/dns/nameservers", texts(LIST_ENTRIES_MAX + 1)),
         ("/dns/search", long()),
         ("/runtimeConfig/dns/options", long()),

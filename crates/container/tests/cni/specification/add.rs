@@ -197,6 +197,14 @@ fn requested_addresses() -> Vec<Row> {
             }),
             ..row("names, labels and ports are handed on", ALL, "ADD")
         },
+        Row {
+            config: |_, config| {
+                let lists = json!({ "shop": ["www", "7a5f"], "other": ["mail"] });
+                config["runtimeConfig"] = json!({ "aliases": lists });
+            },
+            wanted: Success(|run, _| assert_eq!(run.attach().wishes.aliases, ["www", "7a5f"])),
+            ..row("podman lists names by network", ALL, "ADD")
+        },
     ]
 }
 
