@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::net::Ipv6Addr;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -31,6 +32,14 @@ pub const BROADCAST: [u8; 6] = [0xff; 6];
 /// An Ethernet address, written as six pairs of hexadecimal digits with colons.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mac(pub [u8; 6]);
+
+impl Mac {
+    /// The link-local IPv6 address that belongs to it (RFC 4291 appendix A).
+    pub fn link_local(self) -> Ipv6Addr {
+        let [a, b, c, d, e, f] = self.0;
+        Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+    }
+}
 
 impl fmt::Display for Mac {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -161,5 +170,11 @@ mod tests {
         for bad in ["", "02:00", "02:00:5e:10:00:01:02", "+2:00:5e:10:00:01", "2:0:5e:10:0:1"] {
             assert_eq!(bad.parse::<Mac>(), Err(ParseMacError), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_macs_link_local_address_has_it_with_the_universal_bit_turned() {
+        let address = Mac([2, 0, 0x5e, 0x10, 0, 1]).link_local();
+        assert_eq!(address.to_string(), "fe80::5eff:fe10:1");
     }
 }

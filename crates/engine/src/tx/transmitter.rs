@@ -205,7 +205,7 @@ impl Transmitter {
         self.begin();
         let lane = path.lanes.iter().position(Option::is_some);
         let lane = lane.ok_or(CommandError::NoOutboundSa { path: id })?;
-        let source = link_local(self.mac);
+        let source = self.mac.link_local();
         let mut frame = std::mem::take(&mut self.scratch);
         let written =
             probe::write(&mut frame, self.mac.0, PROBE_MAC, source, PROBE_IP, number, mtu);
@@ -644,11 +644,4 @@ fn within_limits<F, R>(
         }
     }
     true
-}
-
-/// The link-local address that belongs to an Ethernet address (RFC 4291 appendix A).
-fn link_local(mac: Mac) -> Ipv6Addr {
-    let [a, b, c, d, e, f] = mac.0;
-    let word = |high: u8, low: u8| u16::from_be_bytes([high, low]);
-    Ipv6Addr::new(0xfe80, 0, 0, 0, word(a ^ 2, b), word(c, 0xff), word(0xfe, d), word(e, f))
 }

@@ -122,7 +122,7 @@ impl Probes {
         let header = VxlanHeader { vni: vxlan::VNI_MAX, rco: None };
         self.frame[..vxlan::LEN].copy_from_slice(&header.to_bytes());
         let room = &mut self.frame[vxlan::LEN..];
-        let source = link_local(self.mac);
+        let source = ethernet::Mac(self.mac).link_local();
         let (number, mtu) = (wanted.number, wanted.mtu);
         let written = probe::write(room, self.mac, MAC_ALL, source, IP_ALL, number, mtu);
         let length = vxlan::LEN + written.map_err(|error| refused(error.to_string()))?;
@@ -232,10 +232,4 @@ pub(super) fn parse(frame: &[u8], candidate: bool) -> Option<Received> {
 
 fn refused(text: String) -> SendError {
     SendError::Refused(io::Error::other(text))
-}
-
-/// The link-local address of a MAC (RFC 4291 appendix A).
-fn link_local([a, b, c, d, e, f]: [u8; 6]) -> Ipv6Addr {
-    let high = |left: u8, right: u8| u16::from_be_bytes([left, right]);
-    Ipv6Addr::new(0xfe80, 0, 0, 0, high(a ^ 2, b), high(c, 0xff), high(0xfe, d), high(e, f))
 }
