@@ -27,6 +27,13 @@ pub(crate) struct Instruction {
     value: i32,
 }
 
+impl Instruction {
+    /// Whether it is of a class of jumps (BPF_JMP, BPF_JMP32).
+    const fn is_jump(self) -> bool {
+        matches!(self.code & 7, 5 | 6)
+    }
+}
+
 const fn instruction(code: u8, to: u8, from: u8, offset: i16, value: i32) -> Instruction {
     Instruction { code, registers: from << 4 | to, offset, value }
 }
@@ -116,6 +123,11 @@ pub(crate) const fn fetch_half(to: u8, from: u8, offset: i16) -> Instruction {
     instruction(0x69, to, from, offset, 0)
 }
 
+/// One byte, likewise.
+pub(crate) const fn fetch_byte(to: u8, from: u8, offset: i16) -> Instruction {
+    instruction(0x71, to, from, offset, 0)
+}
+
 /// The lower two bytes of a register to where another points.
 pub(crate) const fn store_half(to: u8, offset: i16, from: u8) -> Instruction {
     instruction(0x6b, to, from, offset, 0)
@@ -137,9 +149,18 @@ pub(crate) const fn jump_unless(register: u8, value: i32, over: i16) -> Instruct
     instruction(0x55, register, 0, over, value)
 }
 
-/// Of the lower 32 bits.
-pub(crate) const fn jump_unless_32(register: u8, value: u32, over: i16) -> Instruction {
-    instruction(0x56, register, 0, over, value.cast_signed())
+/// If both registers are the same.
+pub(crate) const fn jump_if_same(register: u8, other: u8, over: i16) -> Instruction {
+    instruction(0x1d, register, other, over, 0)
+}
+
+pub(crate) const fn jump_unless_same(register: u8, other: u8, over: i16) -> Instruction {
+    instruction(0x5d, register, other, over, 0)
+}
+
+/// If the first register is above the second, as numbers without a sign.
+pub(crate) const fn jump_if_above(register: u8, other: u8, over: i16) -> Instruction {
+    instruction(0x2d, register, other, over, 0)
 }
 
 /// As numbers without a sign.
@@ -166,9 +187,29 @@ pub(crate) const fn load_map(to: u8, map: libc::c_int) -> Instruction {
     instruction(0x18, to, 1, 0, map)
 }
 
+/// A number of 64 bits.
+pub(crate) const fn load_long(to: u8, value: u64) -> [Instruction; 2] {
+    let (low, high) = (value as u32, (value >> 32) as u32);
+    [instruction(0x18, to, 0, 0, low.cast_signed()), instruction(0, 0, 0, 0, high.cast_signed())]
+}
+
 /// How far a jump goes over these.
 pub(crate) const fn over(instructions: &[Instruction]) -> i16 {
     instructions.len() as i16
+}
+
+/// The length of a jump that [`landed`] is to set.
+pub(crate) const TO_END: i16 = i16::MAX;
+
+/// Makes the jumps with [`TO_END`] lead behind the last instruction.
+pub(crate) fn landed(mut program: Vec<Instruction>) -> Vec<Instruction> {
+    let len = program.len();
+    for (at, instruction) in program.iter_mut().enumerate() {
+        if instruction.is_jump() && instruction.offset == TO_END {
+            instruction.offset = (len - at - 1) as i16;
+        }
+    }
+    program
 }
 
 /// The size of a load from a packet into register 0, as a number in the host's order. Register 6 holds the

@@ -338,6 +338,65 @@ fn a_detached_container_keeps_nothing_and_can_come_back() -> anyhow::Result<()> 
     Ok(())
 }
 
+/// Bytes that cross the switch of a host while its container sends 100,000 to a port of another host's.
+fn switched_from(
+    host: &Host,
+    container: &Container,
+    from: IpAddr,
+    to: IpAddr,
+) -> anyhow::Result<u64> {
+    let socket = probe::udp_in(&namespace(container), (from, 0).into())?;
+    let before = switched(host)?;
+    for _ in 0..100 {
+        socket.send_to(&[7; 1_000], (to, 9))?;
+    }
+    Ok(switched(host)? - before)
+}
+
+#[test]
+fn only_what_a_container_sends_from_its_own_addresses_passes_the_switch_by() -> anyhow::Result<()> {
+    let lab = Lab::pair(&DIRECT)?;
+    let (one, two) = lab.containers()?;
+    let host = lab.host(0);
+    let addresses = |it: &Container| -> anyhow::Result<(IpAddr, IpAddr)> {
+        Ok((it.ipv4()?.into(), it.ipv6()?.into()))
+    };
+    let (mut own, far) = (addresses(&one)?, addresses(&two)?);
+    let (strange, strange6) = (Ipv4Addr::new(10, 47, 200, 9), "2001:db8::9".parse()?);
+    let add = || {
+        one.netns().ip(&format!("addr add {strange}/12 dev weft0"))?;
+        one.netns().ip(&format!("addr add {strange6}/128 dev weft0 nodad"))
+    };
+    add()?;
+    let name = one.netns().name().to_owned();
+    let all = |own: (IpAddr, IpAddr), strange_passes: bool| -> anyhow::Result<()> {
+        wait_ping(&one, far.0, SETTLE)?;
+        one.ping(far.1)?;
+        for (from, to, passes) in [
+            (own.0, far.0, true),
+            (own.1, far.1, true),
+            (strange.into(), far.0, strange_passes),
+            (strange6, far.1, false),
+        ] {
+            let crossed = switched_from(host, &one, from, to)?;
+            assert_eq!(crossed < 20_000, passes, "{crossed} bytes from {from} to {to}");
+            assert!(passes || crossed > 90_000, "{crossed} bytes from {from} to {to}");
+        }
+        Ok(())
+    };
+    all(own, false)?;
+    host.weft(&["attach", &format!("{strange}/12"), &name])?.success()?;
+    all(own, true)?;
+    host.kill_daemon();
+    host.start_daemon(&DIRECT)?;
+    all(own, true)?;
+    host.weft(&["detach", &name])?.success()?;
+    host.weft(&["attach", &name])?.success()?;
+    own = addresses(&one)?;
+    add()?;
+    all(own, false)
+}
+
 #[test]
 fn containers_that_end_and_devices_that_vanish_harm_nobody() -> anyhow::Result<()> {
     let lab = Lab::pair(&DIRECT)?;

@@ -98,6 +98,26 @@ fn frames_for_hosts_on_the_vector_engine_pass_the_bridge_by() -> anyhow::Result<
 }
 
 #[test]
+fn frames_from_addresses_that_a_container_gave_itself_take_the_bridge() -> anyhow::Result<()> {
+    let lab = Lab::pair(&["--engine", "userspace", "--port-mode", "shortcut"])?;
+    let (one, two) = lab.containers()?;
+    let host = lab.host(0);
+    one.ping(two.ipv4()?.into())?;
+    one.netns().ip("addr add 10.47.200.9/12 dev weft0")?;
+    let (own, to) = (socket(&one)?, socket(&two)?);
+    let strange = udp_in(&namespace(&one), "10.47.200.9:0".parse()?)?;
+    wait_shortcuts(host, &open())?;
+    close_bridge(host)?;
+    assert!(arrive(&own, &to)? >= DATAGRAMS - BRIDGED_MAX);
+    assert_eq!(arrive(&strange, &to)?, 0);
+    host.weft(&["attach", "10.47.200.9/12", one.netns().name()])?.success()?;
+    try_wait_until("its frames to pass the bridge by", SETTLE, || {
+        Ok(arrive(&strange, &to).is_ok_and(|arrived| arrived >= DATAGRAMS - BRIDGED_MAX))
+    })?;
+    Ok(())
+}
+
+#[test]
 fn ports_of_the_bridge_alone_have_none() -> anyhow::Result<()> {
     let (lab, from, to) = stage("bridge")?;
     close_bridge(lab.host(0))?;

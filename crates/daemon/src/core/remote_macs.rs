@@ -8,7 +8,7 @@ use weft_io::redirect::MacSet;
 use weft_path::{Endpoint, Mac};
 
 /// Maintains the set of addresses to which frames leave by direct ports and shortcuts: endpoints at peers that
-/// the vector engine carries. All others go through the switch.
+/// the vector engine carries. All others go through the switch. The attachments add the senders.
 pub(crate) struct RemoteMacs {
     macs: Option<Arc<MacSet>>,
     peers: BTreeMap<PeerId, BTreeSet<Mac>>,

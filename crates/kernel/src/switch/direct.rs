@@ -33,7 +33,7 @@ pub struct DirectTap<'a> {
     /// The engine's new TAP device on this host, which becomes the container's interface. `None` if it
     /// already is.
     pub fresh: Option<&'a str>,
-    /// Destination addresses of frames that leave by the TAP.
+    /// Destinations, and senders, of frames that leave by the TAP.
     pub macs: &'a MacSet,
 }
 
@@ -77,7 +77,7 @@ impl Kernel {
                 }
                 let tap = self.move_in(spec, fresh, namespace, inside).await?;
                 let (host, local) = self.create_pair(&pair, namespace, inside).await?;
-                let join = || direct.macs.join(tap.index, local.index);
+                let join = || direct.macs.join(spec.mac, tap.index, local.index);
                 namespace::run_in(namespace, join)
                     .map_err(|source| namespace_error(&spec.namespace, source))?
                     .map_err(|error| KernelError::NoDirectPort { why: error.to_string() })?;

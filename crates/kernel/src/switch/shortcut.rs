@@ -144,8 +144,8 @@ impl Kernel {
     }
 
     /// Lets frames bypass the bridge for as long as the shortcut is kept. It concerns frames that arrive by
-    /// `port` from a container with this address, and whose destination is in the set. They go to the device
-    /// `tap`. Both devices are given by index.
+    /// `port` from a container with this address, and whose destination and sender are in the set. They go to the
+    /// device `tap`. Both devices are given by index.
     ///
     /// # Errors
     /// [`KernelError::NoShortcut`] if the kernel does not accept the program.

@@ -119,6 +119,7 @@ impl Attachments {
             return Err(error);
         }
         inner.saved.insert(id.clone(), after.clone());
+        self.shortcuts.plugged_in();
         let (owner, addresses) = (id, hidden.to_vec());
         self.tell(Request::ReleaseSome { owner, vni, addresses, kept }).await;
         if after.is_attached() {

@@ -20,6 +20,7 @@ mod names;
 pub(crate) mod ports;
 pub(crate) mod saving;
 pub(crate) mod shortcuts;
+mod sources;
 mod traffic;
 mod wanted;
 pub(crate) mod way_out;
@@ -414,7 +415,10 @@ impl Attachments {
         self.engine.add_port(saved.vni(), &saved.host_interface).await?;
         match kind {
             PortKind::Bridge => self.shortcuts.plugged_in(),
-            PortKind::Direct => self.shortcuts.close(&saved.host_interface),
+            PortKind::Direct => {
+                self.shortcuts.close(&saved.host_interface);
+                self.ports.plugged_in(&spec);
+            }
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use weft_path::{Mac, Vni};
 
 use super::bypass::Bypass;
 use super::kept_ports::KeptPorts;
+use super::sources;
 use crate::config::{EngineChoice, PortChoice, Settings};
 use crate::devices::HOST_INTERFACE;
 use crate::holder::PortKeeper;
@@ -188,6 +189,13 @@ impl DirectPorts {
         Ok(attached)
     }
 
+    /// A container with a direct port is attached entirely: frames from its addresses may bypass the switch.
+    pub(crate) fn plugged_in(&self, spec: &AttachSpec) {
+        if let Ok(macs) = &self.macs {
+            sources::allow(macs, spec);
+        }
+    }
+
     /// Drops unused leftovers of an earlier run, once all its containers are attached again.
     pub(crate) fn all_restored(&self) {
         self.kept.forget();
@@ -201,6 +209,9 @@ impl DirectPorts {
 
     /// The engine stops serving a container's direct port.
     pub(crate) fn let_go(&self, mac: Mac) {
+        if let Ok(macs) = &self.macs {
+            sources::forbid(macs, mac);
+        }
         if let Some(engine) = self.engine.upgrade() {
             engine.remove_port(Vni::WEFT, mac);
         }

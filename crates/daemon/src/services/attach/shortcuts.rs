@@ -9,8 +9,9 @@ use tokio::sync::Notify;
 use weft_io::redirect::{MacSet, Shortcut};
 use weft_kernel::engine::SwitchKind;
 use weft_kernel::{AttachSpec, BridgePorts, Kernel};
+use weft_path::Mac;
 
-use super::Attachments;
+use super::{Attachments, sources};
 use crate::config::{PortChoice, Settings};
 use crate::devices::TAP;
 use crate::services::supervisor::Pulse;
@@ -31,6 +32,8 @@ pub(crate) struct Shortcuts {
 /// A shortcut in place.
 struct Open {
     place: Place,
+    /// The container's.
+    mac: Mac,
     _shortcut: Shortcut,
 }
 
@@ -64,7 +67,7 @@ impl Shortcuts {
         self.macs.is_ok()
     }
 
-    /// A container was attached: it is checked soon.
+    /// A container was attached, or has other addresses: it is checked soon.
     pub(crate) fn plugged_in(&self) {
         self.due.notify_one();
     }
@@ -73,7 +76,7 @@ impl Shortcuts {
     pub(crate) fn close(&self, port: &str) {
         let closed = self.ports().remove(port);
         // Dropped after the lock is released, since the kernel is slow here.
-        drop(closed);
+        self.end(closed);
     }
 
     /// Opens, moves and closes shortcuts so that exactly those of these containers that may have one do. `seen`
@@ -89,21 +92,27 @@ impl Shortcuts {
             let name = &spec.host_name;
             let old = self.ports().remove(name);
             let told = old.as_ref().and_then(|old| old.as_ref().err()).cloned();
+            let mac = Mac(spec.mac);
             let new = match (place(name, seen), old) {
-                (Ok(place), Some(Ok(open))) if open.place == place => Ok(open),
+                (Ok(place), Some(Ok(open))) if open.place == place && open.mac == mac => Ok(open),
                 (Ok(place), old) => {
-                    drop(old);
+                    self.end(old);
                     kernel
                         .shorten(place.port, spec.mac, place.tap, macs)
-                        .map(|shortcut| Open { place, _shortcut: shortcut })
+                        .map(|shortcut| Open { place, mac, _shortcut: shortcut })
                         .map_err(|error| error.to_string())
                 }
-                (Err(reason), _) => Err(reason),
+                (Err(reason), old) => {
+                    self.end(old);
+                    Err(reason)
+                }
             };
-            if let Err(reason) = &new
-                && told.as_ref() != Some(reason)
-            {
-                tracing::info!(container = spec.id, reason, "all its frames take the bridge");
+            match &new {
+                Ok(_) => sources::allow(macs, spec),
+                Err(reason) if told.as_ref() != Some(reason) => {
+                    tracing::info!(container = spec.id, reason, "all its frames take the bridge");
+                }
+                Err(_) => {}
             }
             self.ports().insert(name.clone(), new);
         }
@@ -120,6 +129,13 @@ impl Shortcuts {
         let ports = self.ports();
         let reason = ports.values().find_map(|port| port.as_ref().err()).cloned();
         (ports.values().flatten().count(), reason)
+    }
+
+    /// Closes a shortcut, if it is one. Its container sends from no address past the bridge then.
+    fn end(&self, old: Option<Result<Open, String>>) {
+        if let (Ok(macs), Some(Ok(open))) = (&self.macs, old) {
+            sources::forbid(macs, open.mac);
+        }
     }
 
     fn ports(&self) -> MutexGuard<'_, BTreeMap<String, Result<Open, String>>> {
