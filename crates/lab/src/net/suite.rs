@@ -27,6 +27,8 @@ const POLL: Duration = Duration::from_millis(20);
 const AT_ONCE: usize = 6;
 /// Output of a test program that has run its one test.
 const ONE_PASSED: &str = "test result: ok. 1 passed;";
+/// What a test says of a part that it leaves out on this machine.
+const LEFT_OUT: &str = "not tested here:";
 /// How many of the slowest tests are named at the end.
 const SLOWEST: usize = 10;
 
@@ -201,7 +203,10 @@ fn outcome_of(
     let said = text_of(&mut output)?;
     Ok(match status {
         None => Some(format!("{said}\n---- {} stdout ----\nran over its limit\n", test.name)),
-        Some(status) if status.success() && said.contains(ONE_PASSED) => None,
+        Some(status) if status.success() && said.contains(ONE_PASSED) => {
+            said.lines().filter(|line| line.contains(LEFT_OUT)).for_each(|line| note(line.trim()));
+            None
+        }
         // An ignored test, or one that no longer exists.
         Some(status) if status.success() => {
             Some(format!("{said}\n---- {} stdout ----\ndid not run\n", test.name))
