@@ -25,6 +25,31 @@ pub fn reference_plugins() -> anyhow::Result<PathBuf> {
     unpacked(&PACKAGES)?.folder(PLACE).context("the packages are not unpacked")
 }
 
+/// The runtimes' attachments, devices and rules that are left on a host, and addresses that no attachment has.
+///
+/// # Errors
+/// Returns an error if a program fails.
+pub fn leftovers(host: &Host) -> anyhow::Result<String> {
+    let attached = host.weft_json(&["ps"])?.as_array().cloned().unwrap_or_default();
+    let by_cni = attached.iter().filter(|it| it["made_by"] == "cni").map(ToString::to_string);
+    let mut left: Vec<String> = by_cni.collect();
+    for (words, mark) in
+        [(&["ip", "-o", "link"][..], "bwp"), (&["nft", "list", "ruleset"], "CNI-DN-")]
+    {
+        let shown = host.netns().exec(words)?.success()?.stdout;
+        left.extend(shown.lines().filter(|line| line.contains(mark)).map(str::to_owned));
+    }
+    // An address whose DEL never came is kept for a while.
+    let ipam = host.weft_json(&["status", "ipam"])?;
+    let hosts = ipam["hosts"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let own = hosts.iter().filter(|it| it["nickname"] == host.nickname());
+    let used: u64 = own.filter_map(|it| it["used"].as_u64()).sum();
+    if used > u64::try_from(attached.len())? {
+        left.push(format!("{used} addresses are in use by {} attachments", attached.len()));
+    }
+    Ok(left.join("\n"))
+}
+
 /// A configuration that `weft setup-cni` has written for a host.
 pub struct Chain<'a> {
     host: &'a Host,

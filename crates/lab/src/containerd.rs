@@ -1,13 +1,13 @@
 //! Real containerds on hosts of the lab, which run containers on networks of CNI by `ctr`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
 use weft_bench::sandbox::secluded::{Secluded, make_directories, pack};
 use weft_bench::sandbox::{Host, Programs, Running, Sandbox};
 
+use crate::inside::Inside;
 use crate::packages::unpacked;
 
 /// containerd with all that it runs.
@@ -15,8 +15,17 @@ const PACKAGES: [&str; 3] = ["containerd", "runc", "busybox-static"];
 /// How long it may take to start.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// Becomes containerd.
-const START: &str = r#"exec containerd --address "$directory/containerd.sock" --root "$directory/data" \
+/// Becomes containerd. Root of a lab may be unable to lower `oom_score_adj`.
+const START: &str = r#"mkdir -p /etc/containerd
+cat >/etc/containerd/config.toml <<END
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "docker.io/library/busybox:lab"
+  restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "/opt/cni/bin"
+END
+exec containerd --config /etc/containerd/config.toml --address "$directory/containerd.sock" --root "$directory/data" \
   --state /run/containerd
 "#;
 
@@ -59,15 +68,18 @@ impl Containerd {
         Ok(Self { directory, programs, running, containers, group })
     }
 
+    /// Where containerd's files are.
+    #[must_use]
+    pub fn inside(&self) -> Inside {
+        Inside::of(&self.running)
+    }
+
     /// Runs a program in the mount and network namespaces of this containerd.
     ///
     /// # Errors
     /// With the program's complaint.
     pub fn exec(&self, words: &[&str]) -> anyhow::Result<String> {
-        let output = self.inside(words).output().with_context(|| format!("{words:?}"))?;
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{words:?}: {}", complaint.trim());
-        Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+        self.inside().exec(words)
     }
 
     /// Runs `ctr` with these words.
@@ -75,23 +87,35 @@ impl Containerd {
     /// # Errors
     /// With its complaint.
     pub fn ctr(&self, words: &[&str]) -> anyhow::Result<String> {
-        let ctr = self.ctr_words()?;
+        self.ctr_of(&self.group, words)
+    }
+
+    /// As [`Containerd::ctr`], in another of containerd's name spaces.
+    ///
+    /// # Errors
+    /// With its complaint.
+    pub fn ctr_of(&self, name_space: &str, words: &[&str]) -> anyhow::Result<String> {
+        let ctr = self.ctr_words(name_space)?;
         let ctr = ctr.each_ref().map(String::as_str);
         self.exec(&[&ctr, words].concat())
     }
 
-    fn ctr_words(&self) -> anyhow::Result<[String; 5]> {
-        let socket = self.directory.join("containerd.sock").to_string_lossy().into_owned();
-        let ctr = self.programs.program("ctr")?.to_string_lossy().into_owned();
-        Ok([ctr, "--address".into(), socket, "--namespace".into(), self.group.clone()])
+    /// Where its socket stands, and `root.tar` with the files of busybox.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
-    /// A command in the mount and network namespaces of this containerd.
-    fn inside(&self, words: &[&str]) -> Command {
-        let mut command = Command::new("nsenter");
-        let target = self.running.pid().to_string();
-        command.args(["--target", &target, "--mount", "--net"]).args(words);
-        command
+    /// The control group that goes with the sandbox.
+    #[must_use]
+    pub fn control_group(&self) -> String {
+        format!("/{}", self.group)
+    }
+
+    fn ctr_words(&self, name_space: &str) -> anyhow::Result<[String; 5]> {
+        let socket = self.directory.join("containerd.sock").to_string_lossy().into_owned();
+        let ctr = self.programs.program("ctr")?.to_string_lossy().into_owned();
+        Ok([ctr, "--address".into(), socket, "--namespace".into(), name_space.into()])
     }
 
     /// Runs a container on CNI's network to its end, and returns its output.
@@ -129,10 +153,10 @@ impl Containerd {
     /// # Errors
     /// `ctr` does not start.
     pub fn spawn(&self, name: &str, words: &[&str]) -> anyhow::Result<Child> {
-        let (ctr, root) = (self.ctr_words()?, self.root());
+        let (ctr, root) = (self.ctr_words(&self.group)?, self.root());
         let ctr = ctr.each_ref().map(String::as_str);
         let run = ["run", "--rm", "--cni", "--rootfs", &root, name];
-        let mut command = self.inside(&[&ctr, &run[..], words].concat());
+        let mut command = self.inside().command(&[&ctr, &run[..], words].concat());
         Ok(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
     }
 

@@ -8,10 +8,13 @@ pub mod containerd;
 pub mod docker;
 
 pub mod documents;
+pub mod inside;
 
 pub mod net;
 
 mod packages;
+
+pub mod podman;
 
 mod programs;
 

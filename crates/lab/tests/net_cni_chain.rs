@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 use weft_bench::sandbox::{Host, Netns, Running, try_wait_until};
-use weft_lab::cni::{Chain, reference_plugins};
+use weft_lab::cni::{Chain, leftovers};
 use weft_lab::containerd::Containerd;
 use weft_lab::net::Lab;
 use weft_lab::net::iperf::received_bps;
@@ -36,20 +36,6 @@ fn bandwidth() -> Value {
         "ingressRate": RATE_BPS, "ingressBurst": BURST_BITS,
         "egressRate": RATE_BPS, "egressBurst": BURST_BITS,
     })
-}
-
-/// The runtimes' attachments, devices and rules that are left on a host.
-fn leftovers(host: &Host) -> anyhow::Result<String> {
-    let attached = host.weft_json(&["ps"])?.as_array().cloned().unwrap_or_default();
-    let attached = attached.iter().filter(|it| it["made_by"] == "cni").map(ToString::to_string);
-    let mut left: Vec<String> = attached.collect();
-    for (words, mark) in
-        [(&["ip", "-o", "link"][..], "bwp"), (&["nft", "list", "ruleset"], "CNI-DN-")]
-    {
-        let shown = host.netns().exec(words)?.success()?.stdout;
-        left.extend(shown.lines().filter(|line| line.contains(mark)).map(str::to_owned));
-    }
-    Ok(left.join("\n"))
 }
 
 /// Answers each connection to port 80 with the client's address.
@@ -183,13 +169,7 @@ fn a_containers_rate_is_limited_in_both_directions() -> anyhow::Result<()> {
 
 /// Installs the plugins for a containerd, with what other runtimes than `ctr` hand over by capability.
 fn set_up(containerd: &Containerd, host: &Host) -> anyhow::Result<()> {
-    let plugins = reference_plugins()?.to_string_lossy().into_owned();
-    let link = "mkdir -p /opt/cni/bin; ln -s \"$1\"/* /opt/cni/bin";
-    containerd.exec(&["sh", "-ec", link, "sh", &plugins])?;
-    let binary = host.binary().to_string_lossy().into_owned();
-    let runtime = host.runtime_directory().to_string_lossy().into_owned();
-    let weft = [&binary, "--runtime-dir", &runtime, "setup-cni", "--masquerade", "--json"];
-    let report: Value = serde_json::from_str(&containerd.exec(&weft)?)?;
+    let report = containerd.inside().set_up_cni(host, &["--masquerade"])?;
     ensure!(report["chained"] == json!(["portmap", "bandwidth"]), "{report}");
     const LIST: &str = "/etc/cni/net.d/10-weft.conflist";
     let mut list: Value = serde_json::from_str(&containerd.exec(&["cat", LIST])?)?;

@@ -126,12 +126,23 @@ impl Host {
         environment: &[(&str, &str)],
     ) -> Result<(), SandboxError> {
         self.spawn_daemon(arguments, environment)?;
-        let what = format!("the daemon of {}", self.nickname());
-        try_wait_until(&what, LAUNCH_LIMIT, || {
-            self.fail_if_ended()?;
-            Ok(self.weft(&["status"])?.status.success())
-        })?;
-        Ok(())
+        self.wait_answer()
+    }
+
+    /// As [`Host::start_daemon`], in the mount namespace of a process. A runtime with its own `/run` names its
+    /// containers' namespaces by paths that lead nowhere else.
+    ///
+    /// # Errors
+    /// As [`Host::start_daemon`].
+    pub fn start_daemon_beside(
+        &self,
+        process: u32,
+        arguments: &[&str],
+    ) -> Result<(), SandboxError> {
+        let mut command = self.netns.command("nsenter");
+        command.args(["--target", &process.to_string(), "--mount"]).arg(&self.binary);
+        self.spawn(command, arguments, &[])?;
+        self.wait_answer()
     }
 
     /// Starts the daemon and does not wait: for tests of launches that must fail.
@@ -143,19 +154,7 @@ impl Host {
         arguments: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<(), SandboxError> {
-        let path = self.log_file();
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .map_err(SandboxError::io(format!("open {}", path.display())))?;
-        let mut command = self.netns.command(&self.binary.to_string_lossy());
-        command.args(["launch", "--foreground", "--nickname", &self.nickname()]).args(arguments);
-        self.set_environment(&mut command);
-        command.envs(environment.iter().copied());
-        let daemon = Running::start(super::netns::logged(&mut command, &log)?)?;
-        *self.daemon() = Some(daemon);
-        Ok(())
+        self.spawn(self.netns.command(&self.binary.to_string_lossy()), arguments, environment)
     }
 
     /// Waits for the daemon's end and returns its exit code (`None` if a signal ended it).
@@ -307,6 +306,35 @@ impl Host {
 
     fn daemon(&self) -> MutexGuard<'_, Option<Running>> {
         self.daemon.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spawn(
+        &self,
+        mut command: Command,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<(), SandboxError> {
+        let path = self.log_file();
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(SandboxError::io(format!("open {}", path.display())))?;
+        command.args(["launch", "--foreground", "--nickname", &self.nickname()]).args(arguments);
+        self.set_environment(&mut command);
+        command.envs(environment.iter().copied());
+        let daemon = Running::start(super::netns::logged(&mut command, &log)?)?;
+        *self.daemon() = Some(daemon);
+        Ok(())
+    }
+
+    fn wait_answer(&self) -> Result<(), SandboxError> {
+        let what = format!("the daemon of {}", self.nickname());
+        try_wait_until(&what, LAUNCH_LIMIT, || {
+            self.fail_if_ended()?;
+            Ok(self.weft(&["status"])?.status.success())
+        })?;
+        Ok(())
     }
 
     fn fail_if_ended(&self) -> Result<(), SandboxError> {

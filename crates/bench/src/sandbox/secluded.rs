@@ -16,19 +16,21 @@ use super::{Host, SandboxError};
 const LOG_LINES_MAX: usize = 5;
 
 /// Precedes the script of a daemon. Its arguments: the daemon's directory and its control group. `/run` is empty but
-/// for the sandbox. `/etc` and `/opt` are copies on write, since runtimes write there. Without securityfs, a runtime
-/// loads no profile of AppArmor into the machine's kernel.
+/// for the sandbox. `/etc`, `/opt` and `/var` are copies on write, since runtimes write there, and the machine's own
+/// notes of CNI are hidden. Without securityfs, a runtime loads no profile of AppArmor into the machine's kernel.
 const SECLUDE: &str = r#"set -e
 directory=$1
 group=$2
 mount -t tmpfs -o mode=755 tmpfs "$directory/scratch"
-for place in etc opt; do
+for place in etc opt var; do
   [ -d "/$place" ] || continue
   upper=$directory/scratch/$place
   mkdir "$upper" "$upper.work"
   mount -t overlay -o "lowerdir=/$place,upperdir=$upper,workdir=$upper.work" overlay "/$place"
 done
-[ ! -d /sys/kernel/security ] || mount -t tmpfs tmpfs /sys/kernel/security
+for place in /sys/kernel/security /var/lib/cni; do
+  [ ! -d "$place" ] || mount -t tmpfs tmpfs "$place"
+done
 sandbox=${directory%/*}
 mount --rbind "$sandbox" /mnt
 mount -t tmpfs -o mode=755 tmpfs /run

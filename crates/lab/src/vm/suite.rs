@@ -41,7 +41,7 @@ const DEBIAN12: &[Choice] = &[Choice::Debian12];
 
 /// The kernels of each test: of all rows that fit a test, named `target::test`, the last one counts. `*` stands
 /// for any text.
-const TABLE: [Row; 19] = [
+const TABLE: [Row; 20] = [
     Row {
         tests: "vm_*",
         kernels: NEWEST,
@@ -118,6 +118,11 @@ const TABLE: [Row; 19] = [
         tests: "net_weave_guide::*",
         kernels: &[],
         why: "the commands of a guide are alike on every kernel",
+    },
+    Row {
+        tests: "net_podman::*",
+        kernels: &[],
+        why: "a guest has no podman, which is alike on every kernel",
     },
     Row { tests: "net_firewall::*", kernels: &[], why: "rules are read alike on every kernel" },
     Row {
@@ -577,6 +582,7 @@ mod tests {
             program("net_names", &["x"]),
             program("net_odd", &["x"]),
             program("net_ovpn", &["x"]),
+            program("net_podman", &["x"]),
             program("net_ports", &["x"]),
             program("net_pressure", &["x"]),
             program("net_rekey", &["x"]),
