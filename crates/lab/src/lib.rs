@@ -5,6 +5,8 @@ pub mod cni;
 
 pub mod containerd;
 
+pub mod cri;
+
 pub mod docker;
 
 pub mod documents;

@@ -41,7 +41,7 @@ const DEBIAN12: &[Choice] = &[Choice::Debian12];
 
 /// The kernels of each test: of all rows that fit a test, named `target::test`, the last one counts. `*` stands
 /// for any text.
-const TABLE: [Row; 20] = [
+const TABLE: [Row; 22] = [
     Row {
         tests: "vm_*",
         kernels: NEWEST,
@@ -118,6 +118,16 @@ const TABLE: [Row; 20] = [
         tests: "net_weave_guide::*",
         kernels: &[],
         why: "the commands of a guide are alike on every kernel",
+    },
+    Row {
+        tests: "net_cni_pods::*",
+        kernels: &[],
+        why: "a guest has no containerd, which is alike on every kernel",
+    },
+    Row {
+        tests: "net_cni_tools::*",
+        kernels: &[],
+        why: "a guest has none of CNI's own programs, which are alike on every kernel",
     },
     Row {
         tests: "net_podman::*",
@@ -568,6 +578,8 @@ mod tests {
             program("net_cni", &["x"]),
             program("net_cni_chain", &["x"]),
             program("net_cni_many", &["x"]),
+            program("net_cni_pods", &["x"]),
+            program("net_cni_tools", &["x"]),
             program("net_dco", &["symmetric_ids_over_tcp"]),
             program("net_devices", &["x"]),
             program("net_docker", &["x"]),

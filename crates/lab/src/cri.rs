@@ -1,0 +1,122 @@
+//! Pods as Kubernetes has them: `crictl` asks a containerd of the lab by the Container Runtime Interface.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use weft::doctor::find_program;
+
+use crate::containerd::Containerd;
+use crate::vm::run;
+
+/// The image of all containers, and of a pod's own sleeper: busybox alone.
+pub const IMAGE: &str = "docker.io/library/busybox:lab";
+
+/// Makes an image's archive out of its one layer. Its arguments: the directory of `root.tar`, and the image's name.
+const MAKE: &str = r#"cd "$1"
+layer=$(sha256sum root.tar | cut -d ' ' -f 1)
+cat >config.json <<END
+{"architecture":"$(dpkg --print-architecture)","os":"linux","config":{"Cmd":["/bin/sleep","infinity"]},
+ "rootfs":{"type":"layers","diff_ids":["sha256:$layer"]}}
+END
+echo "[{\"Config\":\"config.json\",\"RepoTags\":[\"$2\"],\"Layers\":[\"root.tar\"]}]" >manifest.json
+tar -cf image.tar manifest.json config.json root.tar
+"#;
+
+/// The side of a containerd that Kubernetes asks. Its pods end with it.
+pub struct Cri<'a> {
+    containerd: &'a Containerd,
+    crictl: [String; 5],
+    directory: PathBuf,
+}
+
+/// A pod with one container.
+pub struct Pod {
+    /// Its id.
+    pub id: String,
+    /// Its container's id.
+    pub container: String,
+}
+
+impl<'a> Cri<'a> {
+    /// Gives a containerd the image.
+    ///
+    /// # Errors
+    /// There is no `crictl` in `PATH`, or the image cannot be made or imported.
+    pub fn of(containerd: &'a Containerd) -> anyhow::Result<Self> {
+        let program = find_program("crictl").context("crictl is not in PATH")?;
+        let directory = containerd.directory().to_owned();
+        let place = directory.to_string_lossy().into_owned();
+        run(Command::new("sh").args(["-ec", MAKE, "sh", &place, IMAGE]))?;
+        let archive = directory.join("image.tar").to_string_lossy().into_owned();
+        containerd.ctr_of("k8s.io", &["images", "import", &archive])?;
+        let socket = format!("unix://{place}/containerd.sock");
+        let program = program.to_string_lossy().into_owned();
+        let words = ["--config", "/dev/null", "--runtime-endpoint", &socket].map(str::to_owned);
+        let [config, null, endpoint, socket] = words;
+        let crictl = [program, config, null, endpoint, socket];
+        Ok(Self { containerd, crictl, directory })
+    }
+
+    /// Runs `crictl` with these words.
+    ///
+    /// # Errors
+    /// With its complaint.
+    pub fn crictl(&self, words: &[&str]) -> anyhow::Result<String> {
+        let crictl = self.crictl.each_ref().map(String::as_str);
+        self.containerd.exec(&[&crictl, words].concat())
+    }
+
+    /// Runs a pod with a container.
+    ///
+    /// # Errors
+    /// With the complaint of `crictl`.
+    pub fn start(&self, name: &str, words: &[&str]) -> anyhow::Result<Pod> {
+        let metadata = json!({ "name": name, "namespace": "default", "uid": name });
+        let pod = json!({
+            "metadata": metadata, "hostname": name, "log_directory": self.directory,
+            "linux": { "cgroup_parent": self.containerd.control_group() },
+        });
+        let container = json!({
+            "metadata": { "name": "c" }, "image": { "image": IMAGE }, "command": words,
+            "log_path": format!("{name}.log"), "linux": {},
+        });
+        let pod = self.written(&format!("{name}.pod"), &pod)?;
+        let container = self.written(&format!("{name}.container"), &container)?;
+        let id = self.crictl(&["runp", &pod])?;
+        let container = self.crictl(&["create", "--no-pull", &id, &container, &pod])?;
+        self.crictl(&["start", &container])?;
+        Ok(Pod { id, container })
+    }
+
+    /// A pod's address, as Kubernetes is told it.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn address(&self, pod: &Pod) -> anyhow::Result<String> {
+        let shown: Value = serde_json::from_str(&self.crictl(&["inspectp", &pod.id])?)?;
+        let address = shown["status"]["network"]["ip"].as_str().map(str::to_owned);
+        address.with_context(|| format!("no address: {shown}"))
+    }
+
+    /// Runs a command in a pod's container.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn exec(&self, pod: &Pod, words: &[&str]) -> anyhow::Result<String> {
+        self.crictl(&[&["exec", &pod.container], words].concat())
+    }
+
+    fn written(&self, name: &str, config: &Value) -> anyhow::Result<String> {
+        let file: &Path = &self.directory.join(name);
+        std::fs::write(file, config.to_string()).with_context(|| file.display().to_string())?;
+        Ok(file.to_string_lossy().into_owned())
+    }
+}
+
+impl Drop for Cri<'_> {
+    fn drop(&mut self) {
+        let _ = self.crictl(&["rmp", "--force", "--all"]);
+    }
+}

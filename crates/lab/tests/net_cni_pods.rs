@@ -1,0 +1,92 @@
+//! Pods of containerd, as Kubernetes asks for them by `crictl`.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+use weft::doctor::find_program;
+use weft_bench::sandbox::progress::note;
+use weft_bench::sandbox::{Host, Sandbox, SandboxOptions, try_wait_until};
+use weft_lab::cni::leftovers;
+use weft_lab::containerd::Containerd;
+use weft_lab::cri::{Cri, Pod};
+use weft_lab::net::Lab;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const SLEEP: [&str; 2] = ["/bin/sleep", "600"];
+
+fn wait_pinged(cri: &Cri<'_>, pod: &Pod, to: &str) -> anyhow::Result<()> {
+    let mut last = None;
+    let done = try_wait_until(&format!("a pod to reach {to}"), LIMIT, || {
+        last = cri.exec(pod, &["/bin/ping", "-c", "1", "-W", "1", to]).err();
+        Ok(last.is_none())
+    });
+    done.map(drop).with_context(|| format!("the last failure: {last:?}"))
+}
+
+fn wait_clean(host: &Host) -> anyhow::Result<()> {
+    let clean = try_wait_until("pods to leave nothing behind", LIMIT, || {
+        Ok(leftovers(host).is_ok_and(|left| left.is_empty()))
+    });
+    clean.map(drop).with_context(|| leftovers(host).unwrap_or_default())
+}
+
+#[test]
+fn pods_of_two_hosts_reach_each_other_and_leave_nothing() -> anyhow::Result<()> {
+    if find_program("crictl").is_none() {
+        note(
+            "not tested here: no crictl in PATH; go install sigs.k8s.io/cri-tools/cmd/crictl@v1.34.0",
+        );
+        return Ok(());
+    }
+    let lab = Lab { sandbox: Sandbox::new(&SandboxOptions::default())? };
+    let start = |index| {
+        let containerd = Containerd::start(&lab.sandbox, lab.host(index))?;
+        containerd.inside().launch(&lab.sandbox, lab.host(index), &[])?;
+        anyhow::Ok(containerd)
+    };
+    let containerds = [start(0)?, start(1)?];
+    lab.wait_active()?;
+    let hosts = [lab.host(0), lab.host(1)];
+    let mut cris = Vec::new();
+    for (containerd, host) in containerds.iter().zip(hosts) {
+        for switch in ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"] {
+            host.netns().exec(&["sysctl", "-qw", switch])?.success()?;
+        }
+        containerd.inside().set_up_cni(host, &["--masquerade"])?;
+        let cri = Cri::of(containerd)?;
+        try_wait_until("the runtime to find the network", LIMIT, || {
+            Ok(cri.crictl(&["info"]).is_ok_and(|info| network_is_ready(&info)))
+        })?;
+        cris.push(cri);
+    }
+    let [one, two] = [&cris[0], &cris[1]];
+    let web = one.start("web", &SLEEP)?;
+    let till = two.start("till", &SLEEP)?;
+    for (cri, pod, far_cri, far) in [(one, &web, two, &till), (two, &till, one, &web)] {
+        wait_pinged(cri, pod, &far_cri.address(far)?)?;
+    }
+    let shown = hosts[0].weft_json(&["ps"])?;
+    let shown = shown.as_array().cloned().unwrap_or_default();
+    ensure!(shown.iter().any(|it| it["name"] == "default/web"), "{shown:?}");
+
+    // A pod that is stopped has DEL, and a second one too.
+    one.crictl(&["stopp", &web.id])?;
+    wait_clean(hosts[0])?;
+    one.crictl(&["stopp", &web.id])?;
+    one.crictl(&["rmp", &web.id])?;
+    // A node is drained while no daemon runs.
+    hosts[1].kill_daemon();
+    two.crictl(&["stopp", &till.id])?;
+    two.crictl(&["rmp", &till.id])?;
+    containerds[1].inside().launch(&lab.sandbox, hosts[1], &[])?;
+    wait_clean(hosts[1])?;
+    ensure!(one.crictl(&["pods", "--quiet"])?.is_empty());
+    Ok(())
+}
+
+fn network_is_ready(info: &str) -> bool {
+    let info: Value = serde_json::from_str(info).unwrap_or_default();
+    let conditions = info["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.iter().any(|it| it["type"] == "NetworkReady" && it["status"] == true)
+}
