@@ -4,7 +4,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use http_body_util::BodyExt;
 use hyper::body::Bytes;
 use serde::de::DeserializeOwned;
 
@@ -83,23 +82,16 @@ impl Client {
         path: &str,
         mut take: impl FnMut(&str) -> bool,
     ) -> Result<(), ClientError> {
-        let request = http(Method::Get, path, Bytes::new());
-        let mut answer = request.open(&self.socket).await.map_err(|error| self.failed(error))?;
-        let mut begun = Vec::new();
-        while let Some(frame) = answer.body.frame().await {
-            let frame = frame.map_err(|_| ClientError::Ended(self.socket.clone()))?;
-            begun.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
-            while let Some(end) = begun.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = begun.drain(..=end).collect();
-                if !take(String::from_utf8_lossy(&line[..end]).as_ref()) {
-                    return Ok(());
-                }
-            }
-            if begun.len() > ANSWER_BYTES_MAX {
-                return Err(self.malformed("a line without an end"));
+        let opened = http(Method::Get, path, Bytes::new()).lines(&self.socket, LIMITS).await;
+        let mut lines = opened.map_err(|error| self.failed(error))?;
+        loop {
+            match lines.next().await {
+                Ok(Some(line)) if take(String::from_utf8_lossy(&line).as_ref()) => {}
+                Ok(_) => return Ok(()),
+                Err(HttpError::TooLong) => return Err(self.malformed("a line without an end")),
+                Err(_) => return Err(ClientError::Ended(self.socket.clone())),
             }
         }
-        Ok(())
     }
 
     async fn request<T: DeserializeOwned>(

@@ -74,8 +74,19 @@ impl HttpRequest<'_> {
         tokio::time::timeout(limits.wait, answer).await.map_err(|_| HttpError::TimedOut)?
     }
 
+    /// Sends the request to the socket, and returns once the answer has begun. Its body is read line by line, for as
+    /// long as it takes; of the limits, `wait` is for the beginning and `body_bytes` for each line.
+    ///
+    /// # Errors
+    /// See [`HttpError`].
+    pub async fn lines(self, socket: &Path, limits: HttpLimits) -> Result<HttpLines, HttpError> {
+        let answer = tokio::time::timeout(limits.wait, self.open(socket)).await;
+        let answer = answer.map_err(|_| HttpError::TimedOut)??;
+        Ok(HttpLines { answer, begun: Vec::new(), line_bytes: limits.body_bytes })
+    }
+
     /// Sends the request to the socket, and returns once the answer has begun. Sets no limit of time or length.
-    pub(crate) async fn open(self, socket: &Path) -> Result<HttpAnswer, HttpError> {
+    async fn open(self, socket: &Path) -> Result<HttpAnswer, HttpError> {
         let unreadable = |error: hyper::Error| HttpError::Unreadable(error.to_string());
         let stream = UnixStream::connect(socket).await.map_err(HttpError::Connect)?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
@@ -105,10 +116,55 @@ impl HttpRequest<'_> {
     }
 }
 
+/// An answer of lines. The connection ends with it.
+#[derive(Debug)]
+pub struct HttpLines {
+    answer: HttpAnswer,
+    /// What has come of lines that were not taken yet.
+    begun: Vec<u8>,
+    line_bytes: usize,
+}
+
+impl HttpLines {
+    /// Status of the answer.
+    pub fn status(&self) -> StatusCode {
+        self.answer.status
+    }
+
+    /// Waits for the next line, without its end; `None` once the answer has ended. What follows the last line break
+    /// is a line too. A wait that is dropped loses nothing.
+    ///
+    /// # Errors
+    /// [`HttpError::Unreadable`] if the connection broke off, [`HttpError::TooLong`] for a line beyond the limit.
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, HttpError> {
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.begun[searched..].iter().position(|byte| *byte == b'\n') {
+                let mut line: Vec<u8> = self.begun.drain(..=searched + end).collect();
+                line.pop();
+                return Ok(Some(line));
+            }
+            searched = self.begun.len();
+            if searched > self.line_bytes {
+                return Err(HttpError::TooLong);
+            }
+            match self.answer.body.frame().await {
+                None if self.begun.is_empty() => return Ok(None),
+                None => return Ok(Some(std::mem::take(&mut self.begun))),
+                Some(Err(error)) => return Err(HttpError::Unreadable(error.to_string())),
+                Some(Ok(frame)) => {
+                    self.begun.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+                }
+            }
+        }
+    }
+}
+
 /// An answer whose body is not read yet. The connection ends with it.
-pub(crate) struct HttpAnswer {
+#[derive(Debug)]
+struct HttpAnswer {
     status: StatusCode,
-    pub(crate) body: Incoming,
+    body: Incoming,
     /// Drives the connection while the answer is read.
     _driver: JoinSet<()>,
 }
@@ -161,6 +217,33 @@ mod tests {
             request.contains("POST /a?b=c") && request.contains("application/json"),
             "{request}"
         );
+    }
+
+    #[tokio::test]
+    async fn lines_are_read_as_they_come_up_to_the_limit_of_each() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let request = HttpRequest { method: Method::Get, host: "x", path: "/", body: Bytes::new() };
+        let (mut lines, mut stream) =
+            tokio::join!(async { request.lines(&socket, LIMITS).await.unwrap() }, async {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                stream.write_all(b"HTTP/1.1 200 OK\r\n\r\none\ntwo\nth").await.unwrap();
+                stream
+            });
+        assert_eq!(lines.status(), 200);
+        for line in ["one", "two"] {
+            assert_eq!(lines.next().await.unwrap().unwrap(), line.as_bytes());
+        }
+        // A wait that is dropped loses nothing.
+        let waited = tokio::time::timeout(Duration::from_millis(20), lines.next()).await;
+        assert!(waited.is_err(), "{waited:?}");
+        stream.write_all(b"ree\n12345678\n123456789").await.unwrap();
+        for line in ["three", "12345678"] {
+            assert_eq!(lines.next().await.unwrap().unwrap(), line.as_bytes());
+        }
+        let outcome = lines.next().await;
+        assert!(matches!(outcome, Err(HttpError::TooLong)), "{outcome:?}");
     }
 
     #[tokio::test]

@@ -14,7 +14,7 @@ mod types;
 
 pub use call::Call;
 pub use client::{Client, ClientError, socket_path};
-pub use http::{HttpError, HttpLimits, HttpRequest};
+pub use http::{HttpError, HttpLimits, HttpLines, HttpRequest};
 pub use networks::{Network, NetworkCreateRequest, NetworkHost, NetworkRemoveRequest};
 pub use server::{ApiListener, Routes, is_answered, listen, reply, serve};
 pub use types::*;
