@@ -1,4 +1,5 @@
-//! One request to the Docker Engine API: `GET /containers/{name or id}/json`.
+//! The Docker Engine API, as far as `weft attach` needs it: `GET /containers/{name or id}/json`, and why an answer is
+//! of no use.
 
 use std::{
     fmt, io,
@@ -116,6 +117,11 @@ pub enum DockerFailure {
         /// The engine's message.
         message: String,
     },
+    /// The engine has ended an answer that has no end.
+    Ended {
+        /// The engine's socket.
+        socket: PathBuf,
+    },
     /// The answer does not follow Docker's API.
     Unreadable {
         /// The problem with it.
@@ -124,15 +130,19 @@ pub enum DockerFailure {
 }
 
 impl DockerFailure {
-    fn of(socket: &Path, error: HttpError) -> Self {
+    pub(crate) fn of(socket: &Path, error: HttpError) -> Self {
         let socket = socket.to_owned();
         match error {
             HttpError::Connect(source) => Self::Unreachable { socket, source },
             HttpError::TimedOut => Self::TimedOut { socket },
-            HttpError::Unreadable(_) | HttpError::TooLong => {
-                Self::Unreadable { why: error.to_string() }
-            }
+            HttpError::Unreadable(why) => Self::Unreadable { why },
+            HttpError::TooLong => Self::too_long(DOCKER_ANSWER_BYTES_MAX),
         }
+    }
+
+    /// An answer, or a line of it, has more bytes than this.
+    pub(crate) fn too_long(limit: usize) -> Self {
+        Self::Unreadable { why: format!("it has more than {limit} bytes") }
     }
 }
 
@@ -151,11 +161,13 @@ impl fmt::Display for DockerFailure {
                 "the Docker engine at {} did not answer within {DOCKER_TIMEOUT_MS} ms",
                 socket.display()
             ),
+            Self::Ended { socket } => {
+                write!(f, "the Docker engine at {} has ended", socket.display())
+            }
             Self::Refused { status, message } => write!(f, "Docker says: {message} ({status})"),
-            Self::Unreadable { why } => write!(
-                f,
-                "the answer at Docker's socket is not from Docker's API: {why} (at most {DOCKER_ANSWER_BYTES_MAX} bytes are read)"
-            ),
+            Self::Unreadable { why } => {
+                write!(f, "the answer at Docker's socket is not from Docker's API: {why}")
+            }
         }
     }
 }
@@ -182,7 +194,7 @@ fn read_container(body: &[u8]) -> Result<Container, DockerFailure> {
 }
 
 /// The engine's explanation, in one line.
-fn refusal(body: &[u8]) -> String {
+pub(crate) fn refusal(body: &[u8]) -> String {
     let text = match serde_json::from_slice::<Refusal>(body) {
         Ok(refusal) => refusal.message,
         Err(_) => String::from_utf8_lossy(body).into_owned(),

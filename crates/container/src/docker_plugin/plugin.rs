@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, oneshot};
+use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::backend::Backend;
@@ -44,6 +44,24 @@ struct Shared<B> {
     /// Held by calls about one endpoint.
     endpoints: Locks,
     calls: Arc<Semaphore>,
+    /// How many calls the engine waits for.
+    open: watch::Sender<usize>,
+}
+
+/// A call that the engine waits for.
+struct Open<'a>(&'a watch::Sender<usize>);
+
+impl<'a> Open<'a> {
+    fn begin(open: &'a watch::Sender<usize>) -> Self {
+        open.send_modify(|open| *open += 1);
+        Self(open)
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|open| *open -= 1);
+    }
 }
 
 /// Calls with the same key run one after the other.
@@ -65,7 +83,14 @@ impl<B: Backend> Plugin<B> {
             networks: Arc::default(),
             endpoints: Locks::default(),
             calls: Arc::new(Semaphore::new(CALLS_MAX)),
+            open: watch::Sender::new(0),
         }))
+    }
+
+    /// Waits until the engine waits for no answer. While it does, it holds locks, and may answer nobody.
+    pub async fn quiet(&self) {
+        // The sender lives as long as the plugin.
+        let _ = self.0.open.subscribe().wait_for(|open| *open == 0).await;
     }
 
     /// Answers a call before `deadline`. The call goes on when the future is dropped, and then
@@ -74,6 +99,7 @@ impl<B: Backend> Plugin<B> {
     /// # Errors
     /// Docker shows it to its user.
     pub async fn call(&self, call: Call, deadline: Instant) -> Result<Answer, PluginError> {
+        let _open = Open::begin(&self.0.open);
         let is_release = call.is_release();
         let late = || {
             // Reconciliation finds addresses that are given back late, or not at all.

@@ -55,6 +55,30 @@ async fn a_daemon_that_is_not_ready_is_waited_for_but_not_longer_than_docker_bea
 }
 
 #[tokio::test(start_paused = true)]
+async fn it_is_quiet_once_docker_waits_for_no_answer() {
+    let docker = Docker::new();
+    docker.plugin.quiet().await;
+    docker.daemon.world().delay = Duration::from_secs(5);
+    let waiting = tokio::spawn({
+        let docker = docker.clone();
+        async move { ready(&docker).await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let start = Instant::now();
+    docker.plugin.quiet().await;
+    assert!(start.elapsed() >= Duration::from_secs(4), "{:?}", start.elapsed());
+    let network = waiting.await.unwrap();
+    // Docker hangs up.
+    let call = docker.network("DeleteNetwork", json!({"NetworkID": "n1"}));
+    let _ = tokio::time::timeout(Duration::from_secs(1), call).await;
+    let start = Instant::now();
+    docker.plugin.quiet().await;
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    docker.daemon.world().delay = Duration::ZERO;
+    docker.remove(&network).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_daemon_that_hangs_is_answered_for_and_its_late_result_is_taken_back() {
     let docker = Docker::new();
     let network = ready(&docker).await;
