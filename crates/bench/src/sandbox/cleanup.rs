@@ -2,7 +2,7 @@
 //! of the next run.
 //!
 //! Each run has a random tag. Its namespaces and control groups are named `weft-TAG-…`. All its processes run inside
-//! these namespaces, or end with one that does. Its files are in `/run/weft-sandbox/TAG`. The file `owner` there names
+//! these, or end with one that does. Its files are in `/run/weft-sandbox/TAG`. The file `owner` there names
 //! the process in charge: its id and start time, since ids are used again.
 
 use std::fs;
@@ -184,11 +184,12 @@ fn entries_of(directory: &Path, prefix: &str) -> Vec<PathBuf> {
     named.map(|entry| entry.path()).collect()
 }
 
-/// Removes the control groups of containers, once the processes in them have ended.
+/// Removes the control groups of containers, and ends the processes in them.
 fn remove_control_groups(tag: &str) {
     let deadline = Instant::now() + Duration::from_millis(CONTROL_GROUPS_LIMIT_MS);
     loop {
         let groups = control_groups_of(tag);
+        groups.iter().for_each(|group| end_processes_in(group));
         let left = groups.iter().find_map(|group| remove_control_group(group).err());
         match left {
             Some(_) if Instant::now() < deadline => {
@@ -198,6 +199,15 @@ fn remove_control_groups(tag: &str) {
             None => return,
         }
     }
+}
+
+/// Kills the processes in a control group and those in it: containers of an engine that was killed live on.
+fn end_processes_in(group: &Path) {
+    let pids = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    pids.lines().filter_map(|pid| pid.parse().ok()).for_each(|pid| signal(pid, Signal::KILL));
+    let Ok(entries) = fs::read_dir(group) else { return };
+    let inner = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|it| it.is_dir()));
+    inner.for_each(|entry| end_processes_in(&entry.path()));
 }
 
 /// Removes a control group and those in it. The files in it are the kernel's, and go with it.

@@ -1,4 +1,4 @@
-//! Real Docker engines on hosts. Each has its own process namespace too, and ends with all its containers.
+//! Real Docker engines on hosts. Each ends with all its containers; most have their own process namespaces for that.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::netns::{Output, Running, output_of};
 use super::programs::Programs;
+use super::progress;
 use super::secluded::{Secluded, make_directories, pack};
 use super::{Host, Sandbox, SandboxError};
 
@@ -18,6 +19,9 @@ pub const IMAGE: &str = "busybox:lab";
 pub const PACKAGES: [&str; 4] = ["docker.io", "containerd", "runc", "busybox-static"];
 /// Limit of a command of `docker`.
 const COMMAND_LIMIT: Duration = Duration::from_secs(120);
+
+/// How long an engine that is asked to end may take to end its containers.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// Becomes the engine.
 const START: &str = r#"mount -t proc proc /proc
@@ -34,6 +38,8 @@ pub struct Engine {
     directory: PathBuf,
     programs: Programs,
     limit: Duration,
+    /// Its containers are in its own process namespace.
+    has_own_processes: bool,
     running: Mutex<Option<Running>>,
 }
 
@@ -60,8 +66,31 @@ impl Engine {
         programs: Programs,
         limit: Duration,
     ) -> Result<Self, SandboxError> {
+        Self::start_with((sandbox, host), programs, limit, true)
+    }
+
+    /// As [`Engine::start`], and Weft finds the namespaces of its containers, as `weft attach` has to: they are
+    /// processes of this machine. Such an engine is stopped, not killed.
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    pub fn start_open(
+        sandbox: &Sandbox,
+        host: &Host,
+        programs: Programs,
+        limit: Duration,
+    ) -> Result<Self, SandboxError> {
+        Self::start_with((sandbox, host), programs, limit, false)
+    }
+
+    fn start_with(
+        (sandbox, host): (&Sandbox, &Host),
+        programs: Programs,
+        limit: Duration,
+        has_own_processes: bool,
+    ) -> Result<Self, SandboxError> {
         let (directory, running) = (directory_of(sandbox, host), Mutex::default());
-        let engine = Self { directory, programs, limit, running };
+        let engine = Self { directory, programs, limit, has_own_processes, running };
         engine.start_again(host)?;
         engine.import()?;
         Ok(engine)
@@ -77,7 +106,7 @@ impl Engine {
             directory: &self.directory,
             programs: &self.programs,
             script: START,
-            has_own_processes: true,
+            has_own_processes: self.has_own_processes,
             limit: self.limit,
         };
         let answers = || self.run(&["info"]).is_ok();
@@ -92,12 +121,26 @@ impl Engine {
         }
     }
 
+    /// Asks the engine to end, as a restart of its service does. It ends its containers before.
+    ///
+    /// # Errors
+    /// It does not end in time.
+    pub fn stop(&self) -> Result<(), SandboxError> {
+        self.running().take().map_or(Ok(()), |mut it| it.terminate(STOP_LIMIT).map(drop))
+    }
+
+    /// The engine's socket, as the address in `DOCKER_HOST`.
+    #[must_use]
+    pub fn address_of_socket(&self) -> String {
+        format!("unix://{}", self.directory.join("docker.sock").display())
+    }
+
     /// Runs `docker` with these words; the caller judges the status.
     ///
     /// # Errors
     /// The program does not start, or does not end in time.
     pub fn docker(&self, words: &[&str]) -> Result<Output, SandboxError> {
-        let socket = format!("unix://{}", self.directory.join("docker.sock").display());
+        let socket = self.address_of_socket();
         let mut command = Command::new(self.programs.program("docker")?);
         output_of(command.args(["--host", &socket]).args(words), COMMAND_LIMIT)
     }
@@ -162,7 +205,11 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.kill();
+        if self.has_own_processes {
+            self.kill();
+        } else if let Err(error) = self.stop() {
+            progress::note(&format!("left behind: {error}"));
+        }
     }
 }
 
