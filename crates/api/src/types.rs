@@ -85,6 +85,9 @@ pub struct Status {
     /// How programs of this host itself resolve names of containers, or why they do not; only where DNS is answered.
     #[serde(default)]
     pub host_dns: Option<String>,
+    /// Docker's engine on this host; only where it is of concern to Weft.
+    #[serde(default)]
+    pub docker: Option<DockerStatus>,
     /// Problems on this host while Weft runs, each with a remedy.
     #[serde(default)]
     pub warnings: Vec<String>,
@@ -95,6 +98,18 @@ pub struct Status {
     pub ready: bool,
     /// Why it is not ready.
     pub reason: Option<String>,
+}
+
+/// Docker's engine on this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DockerStatus {
+    /// `followed` or `not followed`: whether Weft learns at once of containers that start or are renamed.
+    pub events: String,
+    /// Why events are not followed.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// In this state since, RFC 3339.
+    pub since: String,
 }
 
 /// A service of the daemon beside the core.

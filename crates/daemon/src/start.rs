@@ -144,6 +144,9 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     start!("docker plugin", [daemon], |pulse| {
         crate::services::docker::serve(Arc::clone(&daemon.docker), pulse)
     });
+    start!("docker events", [daemon], |pulse| {
+        crate::services::docker::follow_events(Arc::clone(&daemon.docker), pulse)
+    });
     start!("docker lists", [daemon], |pulse| {
         crate::services::docker::keep_comparing(Arc::clone(&daemon.docker), pulse)
     });

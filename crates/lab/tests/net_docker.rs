@@ -3,100 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use weft_bench::demo;
-use weft_bench::sandbox::{Host, Sandbox, SandboxOptions, try_wait_until};
-use weft_lab::docker::{self, Engine, IMAGE};
+use weft_bench::sandbox::{Sandbox, SandboxOptions, try_wait_until};
+use weft_lab::docker::{self, Docked, Engine, IMAGE, launch, ping};
 use weft_lab::net::Lab;
 
 const LIMIT: Duration = Duration::from_secs(20);
-
-/// Two hosts, each with a daemon and an engine.
-struct Docked {
-    engines: [Engine; 2],
-    lab: Lab,
-}
-
-impl Docked {
-    fn start() -> anyhow::Result<Self> {
-        let sandbox = Sandbox::new(&SandboxOptions::default())?;
-        for host in sandbox.hosts() {
-            launch(&sandbox, host)?;
-        }
-        let lab = Lab { sandbox };
-        lab.wait_active()?;
-        let engine = |index| docker::start(&lab.sandbox, lab.host(index));
-        let engines = [engine(0)?, engine(1)?];
-        Ok(Self { engines, lab })
-    }
-
-    /// Both engines run these words of `docker`.
-    fn both(&self, words: &[&str]) -> anyhow::Result<()> {
-        Ok(self.engines.iter().try_for_each(|engine| engine.run(words).map(drop))?)
-    }
-
-    /// Weft offers its network to Docker by itself.
-    fn wait_ready_network(&self) -> anyhow::Result<()> {
-        for (engine, host) in self.engines.iter().zip(self.lab.sandbox.hosts()) {
-            try_wait_until("the network weft in Docker", LIMIT, || {
-                Ok(engine.inspect("weft").is_ok_and(|network| network["Driver"] == "weft"))
-            })
-            .with_context(|| {
-                format!("{:?}", host.weft_json(&["status"]).map(|it| it["warnings"].clone()))
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Nothing of any container is left on the hosts: no interface, attachment or address.
-    fn is_clean(&self) -> anyhow::Result<()> {
-        for host in self.lab.sandbox.hosts() {
-            let links = host.netns().exec(&["ip", "-o", "link"])?.success()?.stdout;
-            let left = |line: &&str| ["weftv", "weftc"].iter().any(|name| line.contains(name));
-            let left: Vec<&str> = links.lines().filter(left).collect();
-            ensure!(left.is_empty(), "interfaces are left on {}: {left:?}", host.nickname());
-            let attached = host.weft_json(&["ps"])?;
-            ensure!(attached.as_array().is_some_and(Vec::is_empty), "left: {attached}");
-            let used = used_addresses(host)?;
-            ensure!(used == 0, "{used} addresses are left on {}", host.nickname());
-        }
-        Ok(())
-    }
-
-    fn wait_clean(&self, limit: Duration) -> anyhow::Result<()> {
-        let mut last = None;
-        let waited = try_wait_until("nothing to be left of any container", limit, || {
-            last = self.is_clean().err();
-            Ok(last.is_none())
-        });
-        match (waited, last) {
-            (Err(_), Some(error)) => Err(error),
-            (waited, _) => Ok(waited.map(drop)?),
-        }
-    }
-}
-
-fn launch(sandbox: &Sandbox, host: &Host) -> anyhow::Result<()> {
-    let words = Engine::launch_arguments(sandbox, host)?;
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    Ok(sandbox.launch(host, &words)?)
-}
-
-/// Addresses that containers of a host hold.
-fn used_addresses(host: &Host) -> anyhow::Result<u64> {
-    let ipam = host.weft_json(&["status", "ipam"])?;
-    let hosts = ipam["hosts"].as_array().with_context(|| format!("no hosts: {ipam}"))?;
-    let used = hosts.iter().filter_map(|host| host["used"].as_u64());
-    Ok(used.sum())
-}
-
-fn ping(engine: &Engine, from: &str, to: &str) -> anyhow::Result<()> {
-    try_wait_until(&format!("{from} to reach {to}"), LIMIT, || {
-        let ping = ["exec", from, "ping", "-c", "1", "-W", "1", to];
-        Ok(engine.docker(&ping).is_ok_and(|output| output.status.success()))
-    })?;
-    Ok(())
-}
 
 #[test]
 fn containers_of_two_engines_share_the_ready_network() -> anyhow::Result<()> {

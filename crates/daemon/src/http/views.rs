@@ -201,6 +201,7 @@ pub(crate) fn status(
         attachments: attachments.iter().filter(|it| it.state == ATTACHED).count(),
         ipam,
         host_dns: daemon.resolved.state(),
+        docker: daemon.docker.status(),
         warnings: warnings(daemon, attachments, snapshot),
         services: daemon.health.list(),
         ready: reason.is_none(),

@@ -11,8 +11,8 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 
 use weft_api::{
-    Attachment, Connection, Detached, DnsName, DnsRecord, FirewallRule, Hidden, HostRange,
-    Invitation, Ipam, Path, Peer, Status, Target, Workers,
+    Attachment, Connection, Detached, DnsName, DnsRecord, DockerStatus, FirewallRule, Hidden,
+    HostRange, Invitation, Ipam, Path, Peer, Status, Target, Workers,
 };
 use weft_daemon::Reset;
 use weft_daemon::timestamp;
@@ -107,6 +107,10 @@ pub(super) fn status(status: &Status) -> String {
     line("Peers", &status.peers);
     line("Attached", &status.attachments);
     status.host_dns.iter().for_each(|how| line("Host DNS", how));
+    if let Some(DockerStatus { events, reason, since }) = &status.docker {
+        let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        line("Docker", &format!("events {events} since {since}{reason}"));
+    }
     for warning in &status.warnings {
         line("Warning", warning);
     }

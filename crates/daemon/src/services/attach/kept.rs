@@ -271,7 +271,7 @@ impl Attachments {
         }
     }
 
-    async fn bring_back(&self, inner: &mut Inner, id: &str, found: Sandbox) {
+    pub(super) async fn bring_back(&self, inner: &mut Inner, id: &str, found: Sandbox) {
         let Some(saved) = inner.saved.get(id).filter(|saved| !saved.is_attached()) else { return };
         if !saved.may_come_back() && !saved.is_alive() {
             // Another process has its pid now.
@@ -280,7 +280,7 @@ impl Attachments {
         }
         let before = saved.attachment.clone();
         let mut saved = saved.clone();
-        saved.sandbox = found;
+        saved.found_again(found);
         self.plug_in_or_say(&mut saved).await;
         if saved.is_attached() {
             inner.retries.forget(id);

@@ -87,6 +87,11 @@ pub(super) fn cni_id(key: &cni::Key) -> String {
     format!("cni:{}/{}/{}", key.network, key.container, key.interface)
 }
 
+/// The key of a container of Docker's, by its full id.
+pub(super) fn docker_key(container: &str) -> String {
+    format!("docker:{container}")
+}
+
 /// The key of an endpoint of Docker's in the register.
 pub(super) fn docker_id(endpoint: &str) -> String {
     format!("docker-endpoint:{endpoint}")

@@ -7,6 +7,7 @@ mod changes;
 mod cni;
 mod command;
 pub(crate) mod condition;
+mod docker;
 pub(crate) mod endpoints;
 mod error;
 pub(crate) mod expose;
@@ -220,7 +221,7 @@ impl Attachments {
                 && let Ok(found) = weft_container::resolve(&saved.sandbox.id, &self.resolve).await
                 && found.id == saved.sandbox.id
             {
-                saved.sandbox = found;
+                saved.found_again(found);
             }
             if !saved.is_alive() {
                 tracing::info!(container = %saved.attachment.name, "its network namespace is gone");

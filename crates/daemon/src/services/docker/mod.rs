@@ -1,9 +1,10 @@
 //! Docker's network and IPAM driver: serves the plugin's socket, and compares its record with Docker's lists.
 //!
 //! A request of Docker's is never answered by asking Docker: the engine waits for the plugin. The comparison runs
-//! in a separate service.
+//! in a separate service, and begins while no request of Docker's is open.
 
 mod backend;
+mod events;
 mod listing;
 mod socket;
 
@@ -13,16 +14,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use weft_api::ApiListener;
+use weft_api::{ApiListener, DockerStatus};
 use weft_container::docker_plugin::{Plugin, Reconciled, State, router};
 use weft_path::Vni;
 
 use self::backend::{DaemonBackend, FILE};
+use self::events::{Changes, Events};
 use self::listing::Lists;
 pub(crate) use self::socket::{plugin_socket, prepare};
 use super::attach::Attachments;
 use super::networks::Networks;
-use super::supervisor::Pulse;
+use super::supervisor::{self, Pulse};
 use crate::config::Settings;
 use crate::upkeep::store::{Store, StoreError};
 use crate::upkeep::warnings::Warnings;
@@ -31,8 +33,11 @@ use crate::upkeep::warnings::Warnings;
 const COMPARE_EVERY_S: u64 = 30;
 /// The same until an engine has the ready network, in seconds.
 const OFFER_EVERY_S: u64 = 2;
-/// From a container's start until its name is read, in milliseconds.
+/// From a change in Docker until it is looked at, in milliseconds: a container that starts has several.
 const LISTED_MS: u64 = 300;
+/// The longest wait for Docker to have no request open, in milliseconds. Each of its requests is answered sooner, but
+/// one may follow the other for minutes. Nothing that answers them waits for Docker.
+const QUIET_LIMIT_MS: u64 = 10_000;
 /// The pause after which a socket that cannot be bound is tried again, in seconds.
 const BIND_RETRY_S: u64 = 30;
 /// The source of this service's warnings.
@@ -48,6 +53,9 @@ pub(crate) struct Docker {
     attachments: Arc<Attachments>,
     networks: Arc<Networks>,
     lists: Lists,
+    events: Events,
+    /// The driver's name in Docker.
+    driver: String,
     /// Whether Docker has, or has had, the ready network in this run.
     offered: AtomicBool,
     warnings: Warnings,
@@ -70,7 +78,8 @@ impl Docker {
         let backend = DaemonBackend::new(Arc::clone(&attachments), Arc::clone(&networks), store)?;
         let socket = plugin_socket(settings);
         let driver = socket.as_deref().and_then(|path| path.file_stem()).and_then(|it| it.to_str());
-        let lists = Lists::new(&attachments.resolve.docker_socket, driver.unwrap_or(DRIVER));
+        let driver = driver.unwrap_or(DRIVER).to_owned();
+        let lists = Lists::new(&attachments.resolve.docker_socket, &driver);
         Ok(Self {
             socket,
             passed: Mutex::new(passed),
@@ -78,6 +87,8 @@ impl Docker {
             attachments,
             networks,
             lists,
+            events: Events::default(),
+            driver,
             offered: AtomicBool::new(false),
             warnings,
         })
@@ -111,8 +122,39 @@ impl Docker {
         passed.is_some() || self.socket.is_some()
     }
 
+    /// Whether Docker's events are followed; `None` where Docker is of no concern.
+    pub(crate) fn status(&self) -> Option<DockerStatus> {
+        self.events.status()
+    }
+
+    /// Waits until Docker is of concern: its plugin is served, or `weft attach` has attached a container of it.
+    async fn concerns(&self) {
+        if !self.is_served() {
+            self.attachments.a_docker_container().await;
+        }
+    }
+
+    /// Waits until Docker has no request open, or that has lasted too long.
+    async fn quiet(&self) {
+        let limit = Duration::from_millis(QUIET_LIMIT_MS);
+        let _ = tokio::time::timeout(limit, self.plugin.quiet()).await;
+    }
+
+    /// Looks at containers of `weft attach` that have changed in Docker.
+    async fn look_again(&self, changes: &Changes) {
+        let ours = self.attachments.docker_containers();
+        for container in ours.iter().filter(|id| changes.all || changes.containers.contains(*id)) {
+            supervisor::beat();
+            self.quiet().await;
+            if !self.attachments.look_again(container).await {
+                self.events.keep(container);
+            }
+        }
+    }
+
     /// Compares the plugin's record with the lists of Docker and of this host.
     async fn compare(&self) {
+        self.quiet().await;
         let read = self.lists.read().await;
         let (read, unreadable) = match read {
             Ok(read) => (read, None),
@@ -196,22 +238,33 @@ pub(crate) async fn serve(docker: Arc<Docker>, pulse: Pulse) {
     }
 }
 
-/// Keeps the plugin's record in order, for as long as it is polled.
+/// Follows Docker's events, for as long as it is polled.
+pub(crate) async fn follow_events(docker: Arc<Docker>, pulse: Pulse) {
+    pulse.wait(docker.concerns()).await;
+    let engine = &docker.attachments.resolve.docker_socket;
+    let is_attached = |id: &str| docker.attachments.has_docker_container(id);
+    docker.events.follow(engine, &docker.driver, is_attached, &pulse).await;
+}
+
+/// Keeps the plugin's record and the names of containers in order, for as long as it is polled.
 pub(crate) async fn keep_comparing(docker: Arc<Docker>, pulse: Pulse) {
-    if !docker.is_served() {
-        return;
-    }
+    pulse.wait(docker.concerns()).await;
     // Addresses and interfaces can be had from then on.
     pulse.wait(docker.plugin_is_ready()).await;
     loop {
-        docker.compare().await;
-        let pause = match docker.offered.load(Ordering::Relaxed) {
-            true => COMPARE_EVERY_S,
-            false => OFFER_EVERY_S,
+        docker.look_again(&docker.events.take()).await;
+        if docker.is_served() {
+            docker.compare().await;
+        }
+        let is_offered = docker.offered.load(Ordering::Relaxed) || !docker.is_served();
+        let pause = Duration::from_secs(if is_offered { COMPARE_EVERY_S } else { OFFER_EVERY_S });
+        let change = async {
+            tokio::select! {
+                () = docker.attachments.new_endpoint() => {}
+                () = docker.events.changed() => {}
+            }
         };
-        let pause = Duration::from_secs(pause);
-        let new = pulse.wait(tokio::time::timeout(pause, docker.attachments.new_endpoint())).await;
-        if new.is_ok() {
+        if pulse.wait(tokio::time::timeout(pause, change)).await.is_ok() {
             // The engine lists it once its request has been answered.
             pulse.wait(tokio::time::sleep(Duration::from_millis(LISTED_MS))).await;
         }
