@@ -23,6 +23,8 @@ const KILL_MS_MAX: u64 = 400;
 const PAUSE_MS: std::ops::Range<u64> = 500..3_000;
 /// The CNI error that asks the runtime to try again.
 const TRY_AGAIN: i64 = 11;
+/// The pause before the next try.
+const TRY_PAUSE: Duration = Duration::from_millis(500);
 /// A DEL that found the daemon too busy is read from its file within 30 s.
 const LIMIT: Duration = Duration::from_secs(90);
 
@@ -171,21 +173,17 @@ fn add_one(
     namespace: &Netns,
     tries: &AtomicUsize,
 ) -> anyhow::Result<String> {
-    let mut address = String::new();
-    try_wait_until("an ADD to succeed", LIMIT, || {
+    let begun = Instant::now();
+    loop {
         tries.fetch_add(1, Ordering::Relaxed);
-        let answer = plugin.run("ADD", &name(number), Some(namespace), &json!({}));
-        // The wait ends with an error of the sandbox alone.
-        let Ok((code, answer)) = answer else { return Ok(false) };
-        address = answer["ips"][0]["address"].to_string();
-        let is_over = code == 0 || answer["code"] != TRY_AGAIN;
-        if is_over && code != 0 {
-            address = format!("refused: {answer}");
+        let (code, answer) = plugin.run("ADD", &name(number), Some(namespace), &json!({}))?;
+        if code == 0 {
+            return Ok(answer["ips"][0]["address"].to_string());
         }
-        Ok(is_over)
-    })?;
-    ensure!(!address.starts_with("refused"), "{address}");
-    Ok(address)
+        let may_try = answer["code"] == TRY_AGAIN && begun.elapsed() < LIMIT;
+        ensure!(may_try, "{} was not added: {answer}", name(number));
+        std::thread::sleep(TRY_PAUSE);
+    }
 }
 
 /// Waits until the host has no interface, attachment, address, record or file of any container.
