@@ -73,3 +73,18 @@ fn hosts_that_send_at_once_each_keep_a_share() -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn attach_and_detach_are_measured_with_few_containers_and_with_many() -> anyhow::Result<()> {
+    let figures = measured(&["bench", "--table", "attach", "--quick", "--rounds", "1"])?;
+    let rows = figures["attach"].as_array().cloned().unwrap_or_default();
+    let held: Vec<_> = rows.iter().map(|row| row["held"].as_u64()).collect();
+    assert_eq!(held, [Some(0), Some(100)]);
+    for row in &rows {
+        for step in ["attach", "detach", "attach_command", "detach_command", "by_hand"] {
+            let median = row[format!("{step}_ms")]["median"].as_f64();
+            assert!(median.is_some_and(|median| median > 0.0), "{step}: {row}");
+        }
+    }
+    Ok(())
+}

@@ -3,6 +3,7 @@
 //! All rows stand ready at the same time. Each round measures every row once, one after the other; the figures are
 //! medians over the rounds. So a slow minute of the machine meets all alike.
 
+pub mod attach;
 pub mod chart;
 pub mod cpu;
 pub mod dco;
@@ -96,6 +97,8 @@ pub enum Table {
     Weave,
     /// Data channel devices and OpenVPN without one, as OpenVPN's paper showed its offload
     Dco,
+    /// Attach and detach of the 1st, the 101st and the 1,001st container of a host
+    Attach,
 }
 
 /// The measurements of `./dev bench`, and the destination of the figures.
@@ -220,6 +223,7 @@ pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
         Table::Vpp | Table::Scale => return ladder_table(options),
         Table::Fair => return fair_table(options),
         Table::Pressure => return pressure_table(options),
+        Table::Attach => return attach_table(options),
         Table::Systems | Table::Dco => {}
     }
     require_programs()?;
@@ -347,6 +351,18 @@ fn pressure_table(options: &BenchOptions) -> anyhow::Result<()> {
     })?;
     let report = Report { machine, pressure, ..Report::default() };
     let text = format!("{}\n{}", pressure::table(&report.pressure), report.machine_text());
+    write_table(options, &report, text)
+}
+
+/// Measures attach and detach, and writes what was asked for.
+fn attach_table(options: &BenchOptions) -> anyhow::Result<()> {
+    let usual = if options.quick { attach::QUICK_ROUNDS } else { attach::ROUNDS };
+    let rounds = options.rounds.map_or(usual, |rounds| rounds as usize);
+    let held = if options.quick { &attach::HELD[..2] } else { &attach::HELD[..] };
+    let mut machine = Machine::here();
+    machine.commands.extend(attach::commands());
+    let report = Report { machine, attach: attach::measure(held, rounds)?, ..Report::default() };
+    let text = format!("{}\n{}", attach::table(&report.attach), report.machine_text());
     write_table(options, &report, text)
 }
 

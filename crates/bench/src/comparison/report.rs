@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
+use super::attach::AttachRow;
 use super::engine::{CoresRow, EngineRow};
 use super::fair::FairScene;
 use super::ladder::LadderRow;
@@ -40,6 +41,9 @@ pub struct Report {
     /// Behaviour under more load than the path carries, where that was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pressure: Vec<PressureRow>,
+    /// Attach and detach on hosts with few containers and with many, where that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attach: Vec<AttachRow>,
 }
 
 /// The medians of one row on one underlay. A figure that was not measured is `null`.

@@ -50,7 +50,8 @@ const ALONE: [&str; 12] = [
 
 /// Tests that the core omits: they watch growth or drift over minutes, measure a figure, or repeat another test
 /// on ports of the other kind, with more containers or with engines that crash.
-const NOT_CORE: [&str; 10] = [
+const NOT_CORE: [&str; 11] = [
+    "net_bench::attach_and_detach*",
     "net_bench::every_column*",
     "net_bench::hosts_that_send_at_once*",
     "net_bench::the_table_of_data_channel*",
