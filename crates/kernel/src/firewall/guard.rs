@@ -222,7 +222,8 @@ impl Guard {
     /// # Errors
     /// [`KernelError::Socket`] if the kernel gives no socket.
     pub fn watch(&self) -> Result<NftWatch, KernelError> {
-        self.kernel.nft_watch(vec![TABLE, MARKING], self.senders.clone())
+        let own = self.senders.as_ref().map(Senders::own_changes);
+        self.kernel.nft_watch(vec![TABLE, MARKING], own)
     }
 
     /// Waits until another program damages the guard, and returns after it is restored.

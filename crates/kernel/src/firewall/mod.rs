@@ -1,6 +1,7 @@
 //! The tables of nftables that Weft writes: the guard with its senders, the forward rules, the clamp of segment
 //! sizes and the translation of addresses. Also the verdicts of the host's own rules on Weft's packets.
 
+mod elements;
 pub(crate) mod forward;
 pub(crate) mod guard;
 pub(crate) mod masquerade;

@@ -2,7 +2,7 @@
 
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
-use super::{nft::Table, senders::Senders};
+use super::{elements::OwnChanges, nft::Table};
 use crate::{
     error::KernelError,
     handle::Kernel,
@@ -34,7 +34,7 @@ pub struct NftWatch {
     /// `None`: all that are not ours.
     tables: Option<Vec<Table>>,
     /// Changes that these make are none.
-    except: Option<Senders>,
+    except: Option<OwnChanges>,
 }
 
 impl Kernel {
@@ -49,7 +49,7 @@ impl Kernel {
     pub(crate) fn nft_watch(
         &self,
         tables: Vec<Table>,
-        except: Option<Senders>,
+        except: Option<OwnChanges>,
     ) -> Result<NftWatch, KernelError> {
         self.watch_tables(Some(tables), except)
     }
@@ -57,7 +57,7 @@ impl Kernel {
     fn watch_tables(
         &self,
         tables: Option<Vec<Table>>,
-        except: Option<Senders>,
+        except: Option<OwnChanges>,
     ) -> Result<NftWatch, KernelError> {
         let open = || {
             let notices = Notices::open(NETLINK_NETFILTER, 0, RECEIVE_BUFFER_BYTES);
@@ -91,7 +91,11 @@ impl NftWatch {
     }
 }
 
-fn is_about(datagram: &Datagram<'_>, tables: Option<&[Table]>, except: Option<&Senders>) -> bool {
+fn is_about(
+    datagram: &Datagram<'_>,
+    tables: Option<&[Table]>,
+    except: Option<&OwnChanges>,
+) -> bool {
     let is_except = |message: &Message<'_>| except.is_some_and(|it| it.made(message.port));
     datagram.messages().filter(|message| !is_except(message)).any(|message| {
         table_of(&message).is_some_and(|(family, name)| match tables {

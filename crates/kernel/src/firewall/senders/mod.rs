@@ -10,24 +10,20 @@
 //! seconds.
 
 mod codec;
-mod socket;
 
 use std::{
     collections::{BTreeSet, HashMap},
     net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
 };
 
 use tokio::sync::Mutex;
 use weft_crypto::PeerId;
 use weft_path::Vni;
 
-use self::{
-    codec::{MEMBERS_MAX, Set, Step},
-    socket::Socket,
+use self::codec::{SETS, element, member, set_of};
+use super::elements::{
+    DeviceName, ELEMENTS_MAX, Element, Elements, OwnChanges, Set, Step, device_name,
 };
 use crate::{
     error::KernelError,
@@ -56,8 +52,7 @@ const STEPS_MAX: usize = 3;
 pub struct Senders {
     kernel: Kernel,
     shared: Arc<Mutex<Shared>>,
-    /// The netlink port of the socket that writes, 0 while there is none.
-    port: Arc<AtomicU32>,
+    own: OwnChanges,
 }
 
 #[derive(Default)]
@@ -68,7 +63,7 @@ struct Shared {
     addresses: HashMap<IpAddr, PeerId>,
     /// Whether the guard has the sets and they hold the wanted members.
     stands: bool,
-    socket: Option<Socket>,
+    socket: Option<Elements>,
 }
 
 #[derive(Default)]
@@ -81,9 +76,6 @@ struct Peer {
 
 /// An Ethernet address on a network.
 type Place = (Vni, MacAddress);
-
-/// The name of a device, as the kernel keeps it.
-type DeviceName = [u8; 16];
 
 /// A member of one of the sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,7 +92,7 @@ impl Senders {
     /// Starts with no permitted senders. Nothing is sent to the kernel.
     #[must_use]
     pub fn new(kernel: Kernel) -> Self {
-        Self { kernel, shared: Arc::default(), port: Arc::default() }
+        Self { kernel, shared: Arc::default(), own: OwnChanges::default() }
     }
 
     /// Sets a peer's number, and the outer addresses that identify the peer where no state marks its packets.
@@ -189,7 +181,7 @@ impl Senders {
             return Ok(false);
         }
         let wanted = shared.wanted();
-        let mut steps = Set::ALL.map(Step::Empty).to_vec();
+        let mut steps = SETS.map(Step::Empty).to_vec();
         steps.extend(by_set(&wanted).map(|(set, members)| Step::Add(set, members)));
         self.write(&mut shared, &steps).await?;
         shared.stands = true;
@@ -208,10 +200,10 @@ impl Senders {
             return Ok(false);
         }
         let mut found = Vec::new();
-        for set in Set::ALL {
+        for set in SETS {
             let socket = self.socket(&mut shared)?;
-            match socket.members(set).await {
-                Ok(members) => found.extend(members),
+            match socket.list(set).await {
+                Ok(all) => found.extend(all.iter().map(|it| member(set, it.as_ref()?))),
                 Err(error) => {
                     shared.socket = None;
                     return Err(error.while_doing("list who may send from which address"));
@@ -224,9 +216,9 @@ impl Senders {
         Ok(whole)
     }
 
-    /// Whether a notice of the kernel's about nftables is of a change that was made here.
-    pub(crate) fn made(&self, port: u32) -> bool {
-        port != 0 && port == self.port.load(Ordering::Relaxed)
+    /// Recognizes changes that were made here.
+    pub(crate) fn own_changes(&self) -> OwnChanges {
+        self.own.clone()
     }
 
     /// Changes the wanted members of some peers, and writes the difference.
@@ -250,13 +242,13 @@ impl Senders {
         self.write(shared, &steps).await
     }
 
-    async fn write(&self, shared: &mut Shared, steps: &[Step<'_>]) -> Result<(), KernelError> {
+    async fn write(&self, shared: &mut Shared, steps: &[Step]) -> Result<(), KernelError> {
         // If this future is dropped, the contents of the sets are unknown.
         shared.stands = false;
         let mut begin = 0;
         while begin < steps.len() {
             // Sets are emptied in one transaction with the first members that come instead.
-            let end = steps.len().min(begin + STEPS_MAX + Set::ALL.len());
+            let end = steps.len().min(begin + STEPS_MAX + SETS.len());
             let socket = self.socket(shared)?;
             if let Err(error) = socket.change(steps.get(begin..end).unwrap_or_default()).await {
                 shared.socket = None;
@@ -268,16 +260,10 @@ impl Senders {
         Ok(())
     }
 
-    fn socket<'a>(&self, shared: &'a mut Shared) -> Result<&'a mut Socket, KernelError> {
-        let failed =
-            |source: std::io::Error| KernelError::Socket { doing: "open nftables".into(), source };
+    fn socket<'a>(&self, shared: &'a mut Shared) -> Result<&'a mut Elements, KernelError> {
         let opened = match shared.socket.take() {
             Some(socket) => socket,
-            None => {
-                let socket = self.kernel.at_home(|| Socket::open().map_err(failed))?;
-                self.port.store(socket.port().map_err(failed)?, Ordering::Relaxed);
-                socket
-            }
+            None => Elements::open(&self.kernel, &self.own)?,
         };
         Ok(shared.socket.insert(opened))
     }
@@ -349,17 +335,11 @@ impl Shared {
     }
 }
 
-fn device_name(text: &str) -> DeviceName {
-    let mut name = [0; 16];
-    name.iter_mut().zip(text.bytes()).for_each(|(to, byte)| *to = byte);
-    name
-}
-
-/// Runs of members of one set, each short enough for one message. The order of members is that of sets.
-fn by_set(members: &[Member]) -> impl Iterator<Item = (Set, &[Member])> {
-    let runs = members.chunk_by(|one, next| Set::of(one) == Set::of(next));
-    runs.flat_map(|run| run.chunks(MEMBERS_MAX))
-        .filter_map(|part| Some((Set::of(part.first()?), part)))
+/// Elements of one set each, few enough for one message. The order of members is that of sets.
+fn by_set(members: &[Member]) -> impl Iterator<Item = (Set, Vec<Element>)> {
+    let runs = members.chunk_by(|one, next| set_of(one) == set_of(next));
+    runs.flat_map(|run| run.chunks(ELEMENTS_MAX))
+        .filter_map(|part| Some((set_of(part.first()?), part.iter().map(element).collect())))
 }
 
 #[cfg(test)]
