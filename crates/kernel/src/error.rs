@@ -280,6 +280,18 @@ pub enum KernelError {
         /// The limit.
         limit: usize,
     },
+    /// Configuration: a container has more addresses than the lock of its port takes.
+    #[error(
+        "{port} has {count} addresses, and the lock of a port takes {limit}: attach the container with fewer"
+    )]
+    LockTooLong {
+        /// The port's device.
+        port: String,
+        /// How many addresses it has.
+        count: usize,
+        /// The limit.
+        limit: usize,
+    },
     /// The host's: a kernel that was built without IPsec.
     #[error("kernel does not support IPsec (CONFIG_XFRM_USER): load the module `xfrm_user`")]
     NoXfrm,

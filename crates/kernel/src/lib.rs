@@ -39,6 +39,7 @@ pub use self::{
         masquerade::{ExposedInterface, Forwarding, Masquerade},
         mss::MssClamp,
         nft_watch::NftWatch,
+        port_locks::{LockCounts, PORT_LOCKS_MAX, PortLocks},
         ruleset::{Carried, Obstacle},
         senders::Senders,
     },
@@ -64,6 +65,7 @@ pub use self::{
         groups::{BROADCASTS_PER_S_MAX, GroupCounts, GroupLimit},
         odp,
         overlay::{ENDPOINT_ADDRESSES_MAX, ENDPOINTS_MAX, Overlay, OverlaySpec, Via},
+        port_lock::{LOCK_ADDRESSES_MAX, PortLock},
         shortcut::{BridgePort, BridgePorts},
     },
 };

@@ -1,5 +1,5 @@
 //! The tables of nftables that Weft writes: the guard with its senders, the forward rules, the clamp of segment
-//! sizes and the translation of addresses. Also the verdicts of the host's own rules on Weft's packets.
+//! sizes, the locks of ports and the translation of addresses. Also the verdicts of the host's own rules on Weft's packets.
 
 mod elements;
 pub(crate) mod forward;
@@ -8,5 +8,6 @@ pub(crate) mod masquerade;
 pub(crate) mod mss;
 pub(crate) mod nft;
 pub(crate) mod nft_watch;
+pub(crate) mod port_locks;
 pub(crate) mod ruleset;
 pub(crate) mod senders;

@@ -14,6 +14,7 @@ mod guard;
 mod lab;
 mod mss;
 mod overlay;
+mod port_locks;
 mod routes;
 mod senders;
 mod switch;
