@@ -10,7 +10,7 @@ use super::{
     counters::{OdpAudit, OdpCounters},
     tables::Via,
 };
-use crate::error::KernelError;
+use crate::{error::KernelError, switch::port_lock::PortLock};
 
 /// The ODP switch with its first network, which is there as long as the switch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +57,11 @@ pub enum OdpEdit {
     Local(u32, Mac, String),
     /// This MAC of a network is no longer fixed to a local port.
     RemoveLocal(u32, Mac),
+    /// From now on frames of the local port with this name are dropped unless they have addresses of this lock as
+    /// their source. The port need not be there yet. The lock replaces an earlier one, and outlives the port.
+    Lock(String, PortLock),
+    /// The local port with this name has no lock any more.
+    Unlock(String),
 }
 
 /// An event of the switch that no command caused.

@@ -6,7 +6,8 @@ use weft_path::Mac;
 
 use super::{
     codec::{ovs_body, ovs_header},
-    flow::{FlowKey, Frame, Output, Tag, TunnelKey},
+    codec_payload::{KEY_ATTR_ETHERTYPE, read_payload, write_payload},
+    flow::{FlowKey, Frame, Output, Payload, Tag, TunnelKey},
 };
 use crate::{
     firewall::guard::SENT_PRIORITY,
@@ -41,7 +42,6 @@ const KEY_ATTR_PRIORITY: u16 = 2;
 const KEY_ATTR_IN_PORT: u16 = 3;
 const KEY_ATTR_ETHERNET: u16 = 4;
 const KEY_ATTR_VLAN: u16 = 5;
-const KEY_ATTR_ETHERTYPE: u16 = 6;
 const KEY_ATTR_TUNNEL: u16 = 16;
 
 const TUNNEL_KEY_ID: u16 = 0;
@@ -169,14 +169,15 @@ fn flow_request(family: u16, command: u8, answer: Answer, datapath: u32) -> Writ
 
 fn write_key(list: &mut Writer, key: &FlowKey) {
     match key {
-        FlowKey::Pair(frame) => {
+        FlowKey::Pair(frame) | FlowKey::Locked { frame, .. } => {
             if let Some(tunnel) = &frame.tunnel {
                 list.nest(KEY_ATTR_TUNNEL, |list| write_tunnel_key(list, tunnel));
             }
             list.u32(KEY_ATTR_IN_PORT, frame.port);
             list.bytes(KEY_ATTR_ETHERNET, &ethernet(frame));
-            if let Tag::One(control) = frame.tag {
-                write_tag(list, control);
+            match frame.tag {
+                Tag::One(control) => write_tag(list, control),
+                Tag::None | Tag::Deep => write_payload(list, &frame.payload, &frame.payload),
             }
         }
         FlowKey::Tunnel { port, tunnel } => {
@@ -189,7 +190,7 @@ fn write_key(list: &mut Writer, key: &FlowKey) {
 
 fn write_mask(list: &mut Writer, key: &FlowKey) {
     let tunnel = match key {
-        FlowKey::Pair(frame) => frame.tunnel,
+        FlowKey::Pair(frame) | FlowKey::Locked { frame, .. } => frame.tunnel,
         FlowKey::Tunnel { tunnel, .. } => Some(*tunnel),
     };
     if let Some(tunnel) = tunnel {
@@ -199,6 +200,11 @@ fn write_mask(list: &mut Writer, key: &FlowKey) {
     match key {
         // The control word of the tag is always matched, without being in the mask.
         FlowKey::Pair(_) => list.bytes(KEY_ATTR_ETHERNET, &[0xff; ETHERNET_LEN]),
+        FlowKey::Locked { frame, bits } => {
+            let mask = bits.of(&Frame::ONES);
+            list.bytes(KEY_ATTR_ETHERNET, &ethernet(&mask));
+            write_payload(list, &frame.payload, &mask.payload);
+        }
         FlowKey::Tunnel { .. } => list.bytes(KEY_ATTR_ETHERNET, &[0; ETHERNET_LEN]),
     }
 }
@@ -356,12 +362,17 @@ pub(super) fn read_frame(list: &[u8]) -> Option<Frame> {
             Some(TunnelKey { id: read.id?, remote: read.source?, local: read.destination? })
         }
     };
+    let tag = read_tag(list);
     Some(Frame {
         port: u32_at(attribute(list, KEY_ATTR_IN_PORT)?, 0)?,
         tunnel,
         source: mac(0..6)?,
         destination: mac(6..12)?,
-        tag: read_tag(list),
+        tag,
+        payload: match tag {
+            Tag::None => read_payload(list),
+            Tag::One(_) | Tag::Deep => Payload::default(),
+        },
     })
 }
 

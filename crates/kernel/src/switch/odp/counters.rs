@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::decide::OdpDrop;
+use super::drops::OdpDrop;
 
 /// Counters of one switch since its start; where stated, the datapath's since its creation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 //! Split horizon: frames from the overlay (tunnel or TAP) go to local ports alone. Each engine replicates
 //! broadcasts to its own peers only. So a broadcast from here is one copy for each peer on the tunnel, and
 //! one for the TAP if any peer is on it. Group frames from a port pass a meter before they enter tunnels
-//! (`limits`).
+//! (`limits`). A frame from a locked port must pass the lock first (`lock`).
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -15,69 +15,12 @@ use weft_path::Vni;
 use super::{
     codec_flow::{ACTIONS_BYTES_MAX, actions_len},
     codec_port::PORT_INTERNAL,
+    drops::OdpDrop,
     flow::{FlowKey, Frame, Output, Tag, TunnelKey},
     limits::{Class, is_report_group},
+    lock,
     tables::{Change, Place, PortKind, Tables, Via, is_group},
 };
-
-/// Why a frame is dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum OdpDrop {
-    /// It came in by a port that the switch does not know (yet), or whose network it does not know.
-    UnknownPort,
-    /// A tunnel packet from an address that is not a peer's.
-    UnknownSource,
-    /// A tunnel packet of a network that the switch does not carry.
-    UnknownNetwork,
-    /// Its source MAC is a group, or belongs to another port or another host.
-    ForeignSource,
-    /// A tunnel packet whose source MAC no peer has announced: nothing could be sent back to it.
-    UnannouncedSource,
-    /// To 01:80:c2:00:00:00 to 0f, which no switch passes on (IEEE 802.1Q, table 8-1).
-    LinkLocal,
-    /// Its destination is behind the port that it came from.
-    SamePort,
-    /// From the overlay to another host (split horizon).
-    NotHere,
-    /// To a peer without a path, or to an attachment whose port is missing.
-    NoPath,
-    /// No port or peer would get a copy.
-    NoReceiver,
-}
-
-impl OdpDrop {
-    /// All reasons.
-    pub const ALL: [Self; 10] = [
-        Self::UnknownPort,
-        Self::UnknownSource,
-        Self::UnknownNetwork,
-        Self::ForeignSource,
-        Self::UnannouncedSource,
-        Self::LinkLocal,
-        Self::SamePort,
-        Self::NotHere,
-        Self::NoPath,
-        Self::NoReceiver,
-    ];
-
-    /// The name in counters.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::UnknownPort => "unknown port",
-            Self::UnknownSource => "unknown source",
-            Self::UnknownNetwork => "unknown network",
-            Self::ForeignSource => "foreign source MAC",
-            Self::UnannouncedSource => "unannounced source MAC",
-            Self::LinkLocal => "link-local group",
-            Self::SamePort => "same port",
-            Self::NotHere => "not here",
-            Self::NoPath => "no path",
-            Self::NoReceiver => "no receiver",
-        }
-    }
-}
 
 /// The decision about a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,7 +51,6 @@ pub(super) struct Decision {
 /// Decides a frame's fate.
 pub(super) fn decide(tables: &Tables, frame: &Frame) -> Decision {
     let mut depends = vec![Change::Port(frame.port)];
-    let mut pair = Some(FlowKey::Pair(*frame)).filter(|_| frame.tag != Tag::Deep);
     let flowless = |verdict, depends| Decision { verdict, flow: None, depends };
     let arrived = match (tables.port_kind(frame.port), frame.tunnel) {
         (None | Some(PortKind::Unclaimed), _) => {
@@ -132,7 +74,11 @@ pub(super) fn decide(tables: &Tables, frame: &Frame) -> Decision {
             }
         }
     };
-    let refused = refuse_frame(tables, frame, arrived, &mut pair, &mut depends);
+    let (locked, mut key) = match arrived.by {
+        By::Local => check_lock(tables, frame, &mut depends),
+        By::Tap | By::Tunnel(_) => (None, pair(frame)),
+    };
+    let refused = locked.or_else(|| refuse_frame(tables, frame, arrived, &mut key, &mut depends));
     let verdict = match refused {
         Some(reason) => Verdict::Drop(reason),
         None => forward(tables, frame, arrived, &mut depends),
@@ -140,7 +86,7 @@ pub(super) fn decide(tables: &Tables, frame: &Frame) -> Decision {
     let flow = match &verdict {
         Verdict::Flood(_) | Verdict::Probe(_) => None,
         Verdict::Forward(outputs) if actions_len(outputs) > ACTIONS_BYTES_MAX => None,
-        Verdict::Forward(_) | Verdict::Keep(_) | Verdict::Drop(_) => pair,
+        Verdict::Forward(_) | Verdict::Keep(_) | Verdict::Drop(_) => key,
     };
     Decision { verdict, flow, depends }
 }
@@ -174,6 +120,24 @@ fn tunnel_network(
     let vni = u32::try_from(tunnel.id).map(Vni).map_err(|_| OdpDrop::UnknownNetwork)?;
     depends.push(Change::Network(vni));
     if tables.has_network(vni) { Ok(vni) } else { Err(OdpDrop::UnknownNetwork) }
+}
+
+/// The match of a flow for all frames of this pair of MACs.
+fn pair(frame: &Frame) -> Option<FlowKey> {
+    (frame.tag != Tag::Deep).then(|| FlowKey::pair(frame))
+}
+
+/// Why the lock of the frame's port refuses it, and the match of a flow for frames with the same fate.
+fn check_lock(
+    tables: &Tables,
+    frame: &Frame,
+    depends: &mut Vec<Change>,
+) -> (Option<OdpDrop>, Option<FlowKey>) {
+    depends.push(Change::Lock(frame.port));
+    match tables.lock_of(frame.port) {
+        Some(lock) => lock::check(lock, frame),
+        None => (None, pair(frame)),
+    }
 }
 
 /// Frames that no port gets. Takes the flow away where the sender is not known to be where it is,

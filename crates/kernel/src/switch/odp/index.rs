@@ -5,7 +5,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::{
     codec_flow::{FlowEntry, FlowId},
-    decide::{Decision, OdpDrop, Verdict, decide},
+    decide::{Decision, Verdict, decide},
+    drops::OdpDrop,
     flow::{FlowKey, Frame, Output},
     tables::{Change, Tables},
 };

@@ -6,7 +6,8 @@
 //! packet. Networks are told apart by the port that a frame comes in by, and by the network identifier in
 //! the tunnel; every flow matches on both. The first frame of a pair of MACs
 //! comes up as an upcall. The daemon decides (`decide`), adds a flow for such frames, and forwards the frame.
-//! Every later frame stays in the kernel. The index records with each flow which entries its decision has
+//! Every later frame stays in the kernel. A flow of a locked port matches on more, which the lock has read
+//! (`lock`). The index records with each flow which entries its decision has
 //! read (`index`), so that a change touches exactly the flows that it concerns.
 
 mod api;
@@ -14,13 +15,16 @@ mod codec;
 mod codec_flow;
 mod codec_meter;
 mod codec_packet;
+mod codec_payload;
 mod codec_port;
 mod counters;
 mod decide;
 mod device;
+mod drops;
 mod flow;
 mod index;
 mod limits;
+mod lock;
 mod meters;
 mod networks;
 mod ports;
@@ -36,7 +40,7 @@ mod tests;
 pub use self::{
     api::{OdpEdit, OdpEvent, OdpProbe, OdpSpec},
     counters::{OdpAudit, OdpCounters},
-    decide::OdpDrop,
+    drops::OdpDrop,
     index::{FLOWS_MAX, FLOWS_PER_PORT_MAX, PUT_AGAIN_AFTER_MS},
     meters::LIMIT_LOOK_MS,
     ports::remove_datapath,
@@ -45,7 +49,10 @@ pub use self::{
         COMMANDS_QUEUED_MAX, EVENTS_QUEUED_MAX, OdpInbox, OdpSwitch, PROBES_QUEUED_MAX,
         SWEEP_INTERVAL_S,
     },
-    tables::{LEARNED_AGE_MS, LEARNED_MAX, LEARNED_PER_PORT_MAX, MOVE_HOLD_MS, NETWORKS_MAX, Via},
+    tables::{
+        LEARNED_AGE_MS, LEARNED_MAX, LEARNED_PER_PORT_MAX, LOCKS_MAX, MOVE_HOLD_MS, NETWORKS_MAX,
+        Via,
+    },
     worker::{FLOODS_PER_S_MAX, FLOWLESS_PER_S_MAX, PROBES_PER_S_MAX, REPAIR_INTERVAL_MS},
 };
 

@@ -17,7 +17,7 @@ use crate::{
     error::KernelError,
     handle::Kernel,
     net::link::{check_mtu, check_name},
-    switch::groups::GroupCounts,
+    switch::{groups::GroupCounts, port_lock::PortLock},
 };
 
 /// The most commands that wait for the switch; callers wait beyond it.
@@ -123,8 +123,8 @@ impl OdpSwitch {
         self.ask(|reply| Command::AddPort(vni, name.to_owned(), reply)).await
     }
 
-    /// Removes a local port; its device stays, and the MACs fixed to it are forgotten. False if there was no
-    /// such port.
+    /// Removes a local port; its device stays, and the MACs fixed to it are forgotten. Its lock stays, for the port
+    /// may come back. False if there was no such port.
     ///
     /// # Errors
     /// [`KernelError::SwitchStopped`] or the kernel's refusal.
@@ -145,7 +145,8 @@ impl OdpSwitch {
     /// tables; only flows that depend on the changed entries were touched.
     ///
     /// # Errors
-    /// [`KernelError::NoNetwork`] if an edit names a network that the switch does not carry; all other edits
+    /// [`KernelError::NoNetwork`] if an edit names a network that the switch does not carry,
+    /// [`KernelError::LockTooLong`] and [`KernelError::TableFull`] for locks beyond a limit; all other edits
     /// are made. [`KernelError::SwitchStopped`].
     pub async fn apply(&self, edits: Vec<OdpEdit>) -> Result<(), KernelError> {
         self.ask(|reply| Command::Edit(edits, reply)).await
@@ -188,6 +189,24 @@ impl OdpSwitch {
     /// As [`Self::apply`].
     pub async fn set_local(&self, vni: u32, mac: Mac, port: &str) -> Result<(), KernelError> {
         self.apply(vec![OdpEdit::Local(vni, mac, port.to_owned())]).await
+    }
+
+    /// Lets a local port send from these addresses alone: [`OdpEdit::Lock`]. Set it before the port is added, so that
+    /// no frame of another address gets through.
+    ///
+    /// # Errors
+    /// As [`Self::apply`].
+    pub async fn lock_port(&self, port: &str, lock: PortLock) -> Result<(), KernelError> {
+        check_name(port)?;
+        self.apply(vec![OdpEdit::Lock(port.to_owned(), lock)]).await
+    }
+
+    /// Ends the lock of a port: [`OdpEdit::Unlock`].
+    ///
+    /// # Errors
+    /// As [`Self::apply`].
+    pub async fn unlock_port(&self, port: &str) -> Result<(), KernelError> {
+        self.apply(vec![OdpEdit::Unlock(port.to_owned())]).await
     }
 
     /// Sends an Ethernet frame to a host on the VXLAN network identifier of probes, through the same

@@ -12,6 +12,7 @@ use weft_crypto::PeerId;
 use weft_path::{Mac, Vni};
 
 use super::limits::Limits;
+use crate::{error::KernelError, switch::port_lock::PortLock};
 
 /// The most networks of one switch.
 pub const NETWORKS_MAX: usize = 256;
@@ -26,6 +27,8 @@ pub const LEARNED_AGE_MS: u64 = 300_000;
 /// How long a learned MAC stays on a port before another port can take it, in milliseconds. Two ports that
 /// use one MAC must not make the switch rewrite flows endlessly.
 pub const MOVE_HOLD_MS: u64 = 1_000;
+/// The most locks of ports, as many as a host can have endpoints.
+pub const LOCKS_MAX: usize = 4_096;
 /// The highest number that a port of a datapath can have (DP_MAX_PORTS - 1).
 const PORT_NUMBER_MAX: u32 = 65_534;
 
@@ -92,6 +95,8 @@ pub(super) enum Change {
     Source(IpAddr),
     /// How many frames to groups this port may send to peers.
     Limit(u32),
+    /// The lock of this port.
+    Lock(u32),
 }
 
 /// The place of a MAC in a network.
@@ -151,6 +156,8 @@ pub(super) struct Tables {
     last_number: u32,
     tunnel: Option<u32>,
     pinned: HashMap<(Vni, Mac), String>,
+    /// By the name of the port, which may be missing.
+    locks: HashMap<String, PortLock>,
     learned: HashMap<(Vni, Mac), Learned>,
     learned_of: HashMap<u32, usize>,
     remote: HashMap<(Vni, Mac), PeerId>,
@@ -170,6 +177,7 @@ impl Tables {
             last_number: 0,
             tunnel: None,
             pinned: HashMap::new(),
+            locks: HashMap::new(),
             learned: HashMap::new(),
             learned_of: HashMap::new(),
             remote: HashMap::new(),
@@ -312,6 +320,45 @@ impl Tables {
         }
     }
 
+    /// Locks the port of this name, whether it is there or not. The lock stays when the port goes.
+    ///
+    /// # Errors
+    /// [`KernelError::LockTooLong`], and [`KernelError::TableFull`] beyond [`LOCKS_MAX`] locks. An earlier lock of the
+    /// port stays then.
+    pub(super) fn set_lock(&mut self, name: &str, lock: PortLock) -> Result<(), KernelError> {
+        lock.check(name)?;
+        if !self.locks.contains_key(name) && self.locks.len() >= LOCKS_MAX {
+            return Err(KernelError::TableFull {
+                table: "locks of ports".into(),
+                limit: LOCKS_MAX,
+            });
+        }
+        let mac = Mac(lock.mac);
+        if self.locks.get(name) == Some(&lock) {
+            return Ok(());
+        }
+        self.locks.insert(name.to_owned(), lock);
+        if let Some(number) = self.port_number(name) {
+            self.changes.insert(Change::Lock(number));
+            // Frames to what the port has made up would go to it for a while.
+            let of_it = self.learned.iter().filter(|(_, learned)| learned.port == number);
+            let made_up = of_it.map(|(at, _)| *at).filter(|(_, learned)| *learned != mac);
+            for (vni, mac) in made_up.collect::<Vec<_>>() {
+                self.unlearn(vni, mac);
+            }
+        }
+        Ok(())
+    }
+
+    /// The port of this name may send what it likes from now on.
+    pub(super) fn remove_lock(&mut self, name: &str) {
+        if self.locks.remove(name).is_some()
+            && let Some(number) = self.port_number(name)
+        {
+            self.changes.insert(Change::Lock(number));
+        }
+    }
+
     /// This MAC of a network is behind a peer, or no longer.
     pub(super) fn set_remote(&mut self, vni: Vni, mac: Mac, peer: Option<PeerId>) {
         let before = match peer {
@@ -377,9 +424,12 @@ impl Tables {
     }
 
     /// Learns that a frame from `mac` arrived by a local port, whose network it is in. False if the MAC is not
-    /// learned there: it belongs elsewhere, moved a moment ago, or there are too many.
+    /// learned there: it belongs elsewhere, moved a moment ago, the port is locked to another, or there are too many.
     pub(super) fn learn(&mut self, mac: Mac, port: u32, now_ms: u64) -> bool {
         let Some(PortKind::Local(vni)) = self.port_kind(port) else { return false };
+        if self.lock_of(port).is_some_and(|lock| lock.mac != mac.0) {
+            return false;
+        }
         match self.place(vni, mac) {
             Place::Pinned(at) => return at == Some(port),
             Place::Remote(_) => return false,
@@ -449,6 +499,11 @@ impl Tables {
 
     pub(super) fn port_number(&self, name: &str) -> Option<u32> {
         self.numbers.get(name).copied()
+    }
+
+    /// The lock of the port with this number.
+    pub(super) fn lock_of(&self, number: u32) -> Option<&PortLock> {
+        self.locks.get(&self.ports.get(&number)?.name)
     }
 
     pub(super) fn ports(&self) -> impl Iterator<Item = (u32, &str)> {

@@ -23,7 +23,8 @@ use super::{
     codec_packet::{Upcall, execute, upcall},
     codec_port::{CMD_DEL, PORT_INTERNAL, datapath, get_datapath, vport},
     counters::{OdpAudit, OdpCounters},
-    decide::{Decision, OdpDrop, Verdict, decide},
+    decide::{Decision, Verdict, decide},
+    drops::OdpDrop,
     flow::{Frame, Output},
     index::{Edit, Index},
     limits::Bucket,
@@ -240,6 +241,8 @@ impl Core {
                 self.tables.pin(self.network(vni)?, mac, Some(&port));
             }
             OdpEdit::RemoveLocal(vni, mac) => self.tables.pin(self.network(vni)?, mac, None),
+            OdpEdit::Lock(port, lock) => self.tables.set_lock(&port, lock)?,
+            OdpEdit::Unlock(port) => self.tables.remove_lock(&port),
         }
         Ok(())
     }

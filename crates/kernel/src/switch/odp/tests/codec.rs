@@ -15,7 +15,7 @@ use crate::{
     switch::odp::{
         codec_flow::{self, FlowId, Put},
         codec_meter, codec_packet, codec_port,
-        flow::{FlowKey, Frame, Output, Tag, TunnelKey},
+        flow::{Bits, FlowKey, Frame, Output, Payload, Tag, TunnelKey},
         limits::Class,
     },
 };
@@ -44,7 +44,14 @@ fn mac(last: u8) -> Mac {
 }
 
 fn frame() -> Frame {
-    Frame { port: 3, tunnel: None, source: mac(1), destination: mac(2), tag: Tag::None }
+    Frame {
+        port: 3,
+        tunnel: None,
+        source: mac(1),
+        destination: mac(2),
+        tag: Tag::None,
+        payload: Payload::default(),
+    }
 }
 
 fn tunnel_key(ipv6: bool) -> TunnelKey {
@@ -173,6 +180,133 @@ fn a_tag_is_part_of_the_key_alone() {
     assert_eq!((key.get_vlan().unwrap(), key.get_ethertype().unwrap()), (0x1007, 0x8100));
     assert_eq!(key.get_encap().unwrap().count(), 0);
     assert!(flow.get_mask().unwrap().get_vlan().is_err());
+}
+
+/// The flow of a locked port for frames like this one, of which these bits were read.
+fn locked(payload: Payload, bits: Bits) -> (Vec<u8>, Vec<u8>) {
+    let bits = Bits { source: 48, ethertype: 16, ..bits };
+    let key = FlowKey::Locked { frame: bits.of(&Frame { payload, ..frame() }), bits };
+    let request = codec_flow::put_flow(FAMILY, DATAPATH, Put::New, FlowId(1), &key, &[]);
+    let (_, _, list) = flow_parts(request);
+    let nested = |kind| crate::netlink::reader::attribute(&list, kind).unwrap().to_vec();
+    (nested(1), nested(7))
+}
+
+#[test]
+fn a_locked_ports_flow_reads_back() {
+    let source = [192, 0, 2, 1].into();
+    let base = Payload { ethertype: 0x0800, ipv4: source, protocol: 17, ..Payload::default() };
+    let udp = Payload { fragment: 1, port: 0x1234, ..base };
+    let bits = Bits { ipv4: 32, protocol: 8, fragment: 8, port: 3, ..Bits::default() };
+    let (key, mask) = locked(udp, bits);
+    let (key, mask) = (theirs::KeyAttrs::new(&key), theirs::KeyAttrs::new(&mask));
+    let ethernet = (key.get_ethernet().unwrap(), mask.get_ethernet().unwrap());
+    assert_eq!((ethernet.0.eth_src, ethernet.1.eth_src), (mac(1).0, [0xff; 6]));
+    assert_eq!((ethernet.0.eth_dst, ethernet.1.eth_dst), ([0; 6], [0; 6]), "not read");
+    assert_eq!((key.get_ethertype().unwrap(), mask.get_ethertype().unwrap()), (0x0800, 0xffff));
+    let (ip, ip_mask) = (key.get_ipv4().unwrap(), mask.get_ipv4().unwrap());
+    assert_eq!((ip.ipv4_src(), ip_mask.ipv4_src()), (0xc000_0201, u32::MAX));
+    assert_eq!((ip.ipv4_proto, ip_mask.ipv4_proto), (17, 0xff));
+    assert_eq!((ip.ipv4_frag, ip_mask.ipv4_frag), (1, 0xff));
+    assert_eq!((ip_mask.ipv4_dst(), ip_mask.ipv4_tos, ip_mask.ipv4_ttl), (0, 0, 0));
+    let (udp, udp_mask) = (key.get_udp().unwrap(), mask.get_udp().unwrap());
+    assert_eq!((udp.udp_src(), udp_mask.udp_src()), (0, 0xe000));
+    assert_eq!((udp.udp_dst(), udp_mask.udp_dst()), (0, 0));
+
+    let target = "fd00::7".parse().unwrap();
+    let advertisement = Payload {
+        ethertype: 0x86dd,
+        ipv6: "fd00::1".parse().unwrap(),
+        protocol: 58,
+        icmp_type: 136,
+        nd_target: target,
+        ..Payload::default()
+    };
+    let bits = Bits { ipv6: 128, protocol: 8, icmp_type: 8, icmp_code: 8, ..Bits::default() };
+    let (key, mask) = locked(advertisement, Bits { nd_target: 8, ..bits });
+    let (key, mask) = (theirs::KeyAttrs::new(&key), theirs::KeyAttrs::new(&mask));
+    let (ip, ip_mask) = (key.get_ipv6().unwrap(), mask.get_ipv6().unwrap());
+    assert_eq!((ip.ipv6_src[15], ip_mask.ipv6_src), (1, [0xff; 16]));
+    assert_eq!((ip.ipv6_proto, ip_mask.ipv6_proto, ip_mask.ipv6_frag), (58, 0xff, 0));
+    assert_eq!((ip_mask.ipv6_dst, ip_mask.ipv6_label(), ip_mask.ipv6_hlimit), ([0; 16], 0, 0));
+    let (icmp, icmp_mask) = (key.get_icmpv6().unwrap(), mask.get_icmpv6().unwrap());
+    assert_eq!((icmp.icmp_type, icmp_mask.icmp_type), (136, 0xff));
+    assert_eq!((icmp.icmp_code, icmp_mask.icmp_code), (0, 0xff));
+    let (nd, nd_mask) = (key.get_nd().unwrap(), mask.get_nd().unwrap());
+    assert_eq!((nd.nd_target[0], nd.nd_target[15]), (0xfd, 0));
+    assert_eq!((nd_mask.nd_target[..2].to_vec(), nd_mask.nd_tll), (vec![0xff, 0], [0; 6]));
+
+    let arp = Payload { ethertype: 0x0806, arp_sender: mac(9), ipv4: source, ..Payload::default() };
+    let (key, mask) = locked(arp, Bits { arp_sender: 48, ipv4: 24, ..Bits::default() });
+    let (key, mask) = (theirs::KeyAttrs::new(&key), theirs::KeyAttrs::new(&mask));
+    let (arp, arp_mask) = (key.get_arp().unwrap(), mask.get_arp().unwrap());
+    assert_eq!((arp.arp_sha, arp_mask.arp_sha), (mac(9).0, [0xff; 6]));
+    assert_eq!((arp.arp_sip(), arp_mask.arp_sip()), (0xc000_0200, 0xffff_ff00));
+    assert_eq!((arp_mask.arp_tip(), arp_mask.arp_op(), arp_mask.arp_tha), (0, 0, [0; 6]));
+    // The datapath wants the key of a TCP flow to have ports and flags.
+    let (key, _) = locked(Payload { protocol: 6, ..base }, Bits { ipv4: 32, protocol: 8, ..bits });
+    let key = theirs::KeyAttrs::new(&key);
+    assert!(key.get_tcp().is_ok() && key.get_tcp_flags().is_ok() && key.get_udp().is_err());
+}
+
+/// A frame without a type has none in the key, and its absence is matched.
+#[test]
+fn the_absence_of_a_type_is_matched() {
+    let (key, mask) = locked(Payload::default(), Bits::default());
+    assert!(theirs::KeyAttrs::new(&key).get_ethertype().is_err());
+    assert_eq!(theirs::KeyAttrs::new(&mask).get_ethertype().unwrap(), 0xffff);
+}
+
+/// An upcall's key with these attributes beside its port and MACs, and the payload that is read.
+fn payload_read(write: impl FnOnce(theirs::PushKeyAttrs<&mut Vec<u8>>)) -> Payload {
+    let mut key = Vec::new();
+    let ethernet = theirs::OvsKeyEthernet::new();
+    let attrs = theirs::PushKeyAttrs::new(&mut key).push_in_port(3).push_ethernet(ethernet);
+    write(attrs);
+    codec_flow::read_frame(&key).unwrap().payload
+}
+
+#[test]
+fn what_a_frame_carries_is_read() {
+    let mut ipv4 = theirs::OvsKeyIpv4::new();
+    ipv4.set_ipv4_src(0xc000_0201);
+    ipv4.set_ipv4_dst(0xc000_0209);
+    (ipv4.ipv4_proto, ipv4.ipv4_tos, ipv4.ipv4_ttl, ipv4.ipv4_frag) = (17, 3, 64, 1);
+    let mut udp = theirs::OvsKeyUdp::new();
+    udp.set_udp_src(547);
+    udp.set_udp_dst(5);
+    let read = payload_read(|key| _ = key.push_ethertype(0x0800).push_ipv4(ipv4).push_udp(udp));
+    let source = [192, 0, 2, 1].into();
+    let bare = Payload { ethertype: 0x0800, ipv4: source, ..Payload::default() };
+    assert_eq!(read, Payload { protocol: 17, fragment: 1, port: 547, ..bare });
+
+    let (source, target) = ("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap());
+    let mut ipv6 = theirs::OvsKeyIpv6::new();
+    let octets = |address: std::net::Ipv6Addr| address.octets();
+    (ipv6.ipv6_src, ipv6.ipv6_dst) = (octets(source), [7; 16]);
+    ipv6.set_ipv6_label(0xf_1234);
+    (ipv6.ipv6_proto, ipv6.ipv6_tclass, ipv6.ipv6_hlimit, ipv6.ipv6_frag) = (58, 1, 255, 2);
+    let mut icmp = theirs::OvsKeyIcmp::new();
+    (icmp.icmp_type, icmp.icmp_code) = (135, 4);
+    let mut nd = theirs::OvsKeyNd::new();
+    (nd.nd_target, nd.nd_sll, nd.nd_tll) = (octets(target), [8; 6], [9; 6]);
+    let read = payload_read(|key| {
+        _ = key.push_ethertype(0x86dd).push_ipv6(ipv6).push_icmpv6(icmp).push_nd(nd);
+    });
+    let bare = Payload { ethertype: 0x86dd, ipv6: source, ..Payload::default() };
+    let ip = Payload { protocol: 58, fragment: 2, ..bare };
+    assert_eq!(read, Payload { icmp_type: 135, icmp_code: 4, nd_target: target, ..ip });
+
+    let mut arp = theirs::OvsKeyArp::new();
+    arp.set_arp_sip(0xc000_0201);
+    arp.set_arp_tip(0xc000_0209);
+    arp.set_arp_op(1);
+    (arp.arp_sha, arp.arp_tha) = (mac(5).0, mac(6).0);
+    let read = payload_read(|key| _ = key.push_ethertype(0x0806).push_arp(arp));
+    let ipv4 = [192, 0, 2, 1].into();
+    let wanted = Payload { ethertype: 0x0806, arp_sender: mac(5), ipv4, ..Payload::default() };
+    assert_eq!(read, wanted);
+    assert_eq!(payload_read(|_| ()), Payload::default());
 }
 
 #[test]

@@ -9,13 +9,20 @@ use proptest::prelude::*;
 use weft_crypto::PeerId;
 use weft_path::{Mac, Vni};
 
-use super::networks::Books;
-use crate::switch::odp::{
-    codec_flow::{FlowEntry, FlowId},
-    decide::{OdpDrop, Verdict, decide},
-    flow::{FlowKey, Frame, Output, Tag, TunnelKey},
-    index::{Edit, FLOWS_PER_PORT_MAX, Index, PUT_AGAIN_AFTER_MS, TooMany},
-    tables::{PortKind, Tables, Via},
+use super::{
+    datapath::{IPV4_ADDRESSES, IPV6_ADDRESSES, Match, Read, payload},
+    networks::Books,
+};
+use crate::switch::{
+    odp::{
+        codec_flow::{FlowEntry, FlowId},
+        decide::{Verdict, decide},
+        drops::OdpDrop,
+        flow::{FlowKey, Frame, Output, Payload, Tag, TunnelKey},
+        index::{Edit, FLOWS_PER_PORT_MAX, Index, PUT_AGAIN_AFTER_MS, TooMany},
+        tables::{PortKind, Tables, Via},
+    },
+    port_lock::PortLock,
 };
 
 fn peer(number: u8) -> PeerId {
@@ -32,19 +39,61 @@ fn address(number: u8) -> IpAddr {
 
 /// The kernel's table.
 #[derive(Default)]
-struct Model(HashMap<FlowId, (FlowKey, Vec<Output>)>);
+struct Model(HashMap<FlowId, (FlowKey, Vec<Output>)>, HashMap<FlowId, Match>);
 
 impl Model {
     fn apply(&mut self, edit: &Edit) {
         match edit {
             Edit::Put { id, key, outputs, replaces } => {
                 let before = self.0.insert(*id, (*key, outputs.clone()));
+                self.1.entry(*id).or_insert_with(|| Match::of(key));
                 match before {
                     Some((was, _)) => assert!(*replaces && was == *key),
                     None => assert!(!replaces),
                 }
             }
-            Edit::Delete { id } => assert!(self.0.remove(id).is_some()),
+            Edit::Delete { id } => {
+                assert!(self.0.remove(id).is_some());
+                self.1.remove(id);
+            }
+        }
+    }
+
+    /// A frame matches one flow at most, and its fate there is what the tables say of it.
+    fn check(&self, tables: &Tables, read: &Read) {
+        let frame = &read.frame;
+        let matched = self.1.iter().filter(|(_, matched)| matched.takes(read));
+        let matched: Vec<FlowId> = matched.map(|(id, _)| *id).collect();
+        let [id] = matched[..] else {
+            return assert!(matched.is_empty(), "{frame:?} matches {matched:?}");
+        };
+        let (key, outputs) = &self.0[&id];
+        match decide(tables, frame).verdict {
+            Verdict::Forward(decided) | Verdict::Keep(decided) => {
+                assert_eq!(*outputs, decided, "{frame:?} matches {key:?}");
+            }
+            Verdict::Drop(reason) => {
+                assert!(outputs.is_empty(), "{frame:?} ({reason:?}) matches {key:?}");
+            }
+            Verdict::Flood(_) | Verdict::Probe(_) => panic!("{frame:?} matches {key:?}"),
+        }
+    }
+
+    /// Frames that differ in one field from one that a locked port has sent. Those that match its flow have its fate.
+    fn check_spoofed(&self, tables: &Tables, frame: &Frame) {
+        let decision = decide(tables, frame);
+        let Some(key @ FlowKey::Locked { .. }) = decision.flow else { return };
+        let id = self.0.iter().find(|(_, (of, _))| *of == key).map(|(id, _)| *id);
+        let matched = &self.1[&id.unwrap()];
+        assert!(matched.takes(&Read::of(*frame)), "{frame:?} does not match {key:?}");
+        for spoofed in spoofed(frame) {
+            if matched.takes(&Read::of(spoofed)) {
+                assert_eq!(
+                    decide(tables, &spoofed),
+                    decision,
+                    "{spoofed:?} is taken for {frame:?}"
+                );
+            }
         }
     }
 
@@ -79,7 +128,81 @@ enum Step {
     AddPort(u32, u8, Vni),
     RemovePort(u32),
     Limit(u32, u8),
+    /// A lock for the port of this name: to its own MAC mostly, with some addresses.
+    Lock(u8, PortLock),
+    Unlock(u8),
     Age,
+}
+
+/// Frames, half of them from the MAC with their port's number.
+fn frames() -> impl Strategy<Value = Frame> {
+    let number = || 0..5_u8;
+    let tunnel = (number(), 1..5_u64).prop_map(|(remote, id)| TunnelKey {
+        id,
+        remote: address(remote),
+        local: address(9),
+    });
+    let tunnel = prop_oneof![2 => Just(None), 1 => tunnel.prop_map(Some)];
+    let destination = prop_oneof![number().prop_map(mac), Just(Mac([0xff; 6]))];
+    let tag = prop_oneof![12 => Just(Tag::None), 1 => Just(Tag::One(0x1001)), 1 => Just(Tag::Deep)];
+    let fields = (0..9_u32, tunnel, prop::option::of(number()), destination, tag, payload());
+    fields.prop_map(|(port, tunnel, source, destination, tag, payload)| {
+        let source = mac(source.unwrap_or(u8::try_from(port).unwrap()));
+        let payload = if tag == Tag::None { payload } else { Payload::default() };
+        Frame { port, tunnel, source, destination, tag, payload }
+    })
+}
+
+/// Frames from the port that is locked from the start.
+fn locked_frames() -> impl Strategy<Value = Frame> {
+    let destination = prop_oneof![(2..4_u8).prop_map(mac), Just(Mac([0xff; 6]))];
+    (destination, payload())
+        .prop_map(|(destination, payload)| Frame { payload, ..frame(destination) })
+}
+
+/// The frame with another value in one field.
+fn spoofed(frame: &Frame) -> Vec<Frame> {
+    let payload = frame.payload;
+    let macs = (0..5).map(mac).chain([Mac([0xff; 6]), Mac([4; 6])]);
+    let mut frames: Vec<Frame> = macs
+        .flat_map(|mac| {
+            let sender = Payload { arp_sender: mac, ..payload };
+            [
+                Frame { source: mac, ..*frame },
+                Frame { destination: mac, ..*frame },
+                Frame { payload: sender, ..*frame },
+            ]
+        })
+        .collect();
+    let ipv4 = IPV4_ADDRESSES.into_iter().map(|ipv4| Payload { ipv4, ..payload });
+    let ipv6 = IPV6_ADDRESSES.into_iter().flat_map(|address| {
+        [Payload { ipv6: address, ..payload }, Payload { nd_target: address, ..payload }]
+    });
+    let bytes = [0, 1, 2, 6, 17, 58, 59, 131, 134, 135, 136, 137].into_iter().flat_map(|byte| {
+        [
+            Payload { protocol: byte, ..payload },
+            Payload { fragment: byte % 3, ..payload },
+            Payload { icmp_type: byte, ..payload },
+            Payload { icmp_code: byte, ..payload },
+        ]
+    });
+    let ports = [0, 1, 66, 67, 68, 546, 547, 548, 40_000].map(|port| Payload { port, ..payload });
+    let types =
+        [0, 0x0800, 0x0806, 0x86dd, 0x88cc].map(|ethertype| Payload { ethertype, ..payload });
+    let payloads = ipv4.chain(ipv6).chain(bytes).chain(ports).chain(types);
+    frames.extend(payloads.map(|payload| Frame { payload, ..*frame }));
+    frames.push(Frame { tag: Tag::One(0x1000), payload: Payload::default(), ..*frame });
+    frames
+}
+
+fn lock() -> impl Strategy<Value = Step> {
+    let ipv4 = prop::collection::vec(prop::sample::select(&IPV4_ADDRESSES[1..]), 0..3);
+    let ipv6 = prop::collection::vec(prop::sample::select(&IPV6_ADDRESSES[1..]), 0..3);
+    (0..5_u8, prop::bool::weighted(0.1), ipv4, ipv6).prop_map(|(name, other, ipv4, ipv6)| {
+        let addresses = ipv4.into_iter().map(IpAddr::V4).chain(ipv6.into_iter().map(IpAddr::V6));
+        let lock = PortLock { mac: mac(name + u8::from(other)).0, addresses: addresses.collect() };
+        Step::Lock(name, lock)
+    })
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -87,23 +210,11 @@ fn step() -> impl Strategy<Value = Step> {
     let network = || (1..4_u32).prop_map(Vni);
     let other = || (2..4_u32).prop_map(Vni);
     let receivers = prop::option::of(prop::collection::btree_set(number(), 0..4));
-    let tunnel = (number(), 1..5_u64).prop_map(|(remote, id)| TunnelKey {
-        id,
-        remote: address(remote),
-        local: address(9),
-    });
-    let destination = prop_oneof![number().prop_map(mac), Just(Mac([0xff; 6]))];
-    let frame = (0..9_u32, prop::option::of(tunnel), number(), destination).prop_map(
-        |(port, tunnel, source, destination)| Frame {
-            port,
-            tunnel,
-            source: mac(source),
-            destination,
-            tag: Tag::None,
-        },
-    );
     prop_oneof![
-        8 => frame.prop_map(Step::Frame),
+        8 => frames().prop_map(Step::Frame),
+        12 => locked_frames().prop_map(Step::Frame),
+        2 => lock(),
+        1 => number().prop_map(Step::Unlock),
         1 => (number(), number()).prop_map(|(peer, via)| Step::Peer(peer, via)),
         1 => (number(), prop::collection::vec(number(), 0..3))
             .prop_map(|(peer, sources)| Step::Sources(peer, sources)),
@@ -177,6 +288,8 @@ fn take(step: &Step, tables: &mut Tables, index: &mut Index, model: &mut Model, 
         }
         Step::RemovePort(number) => tables.remove_port(*number),
         Step::Limit(port, what) => limit(tables, *port, *what, now_ms),
+        Step::Lock(name, lock) => tables.set_lock(&format!("port{name}"), lock.clone()).unwrap(),
+        Step::Unlock(name) => tables.remove_lock(&format!("port{name}")),
         Step::Age => tables.age(now_ms, |_, _| false),
     }
 }
@@ -241,7 +354,9 @@ fn start() -> Vec<Step> {
     let peers = [Step::Peer(2, 2), Step::Peer(3, 5), Step::Sources(3, vec![3]), Step::Peer(4, 4)];
     let told = Step::Broadcast(Vni(2), Some([2, 4].into()));
     let network = Step::AddNetwork(Vni(2));
-    [network]
+    let addresses = vec![IPV4_ADDRESSES[1].into(), IPV6_ADDRESSES[1].into()];
+    let lock = Step::Lock(1, PortLock { mac: mac(1).0, addresses });
+    [network, lock]
         .into_iter()
         .chain(ports)
         .chain(behind.into_iter().flatten())
@@ -254,12 +369,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     /// After any change at any time, each flow is the current decision for its frame, and the kernel has
-    /// exactly these flows. No flow and no decision lets a frame out of its network. A failure names the steps
-    /// and the seed.
+    /// exactly these flows. No flow and no decision lets a frame out of its network. Every frame that a flow matches
+    /// has the fate that is decided for it, also if a locked port spoofs it. A failure names the steps and the seed.
     #[test]
-    fn no_flow_is_ever_outdated(steps in prop::collection::vec(step(), 1..120)) {
+    fn no_flow_is_ever_outdated(
+        steps in prop::collection::vec(step(), 1..120),
+        frames in prop::collection::vec(prop_oneof![frames(), locked_frames()], 24),
+    ) {
         let (mut tables, mut books) = (Tables::new(Vni(1)), Books::new(Vni(1)));
         let (mut index, mut model) = (Index::default(), Model::default());
+        let frames: Vec<Read> = frames.into_iter().map(Read::of).collect();
         for step in start() {
             take(&step, &mut tables, &mut index, &mut model, 0);
             note(&step, &mut books);
@@ -279,10 +398,13 @@ proptest! {
                     }
                     Verdict::Drop(_) | Verdict::Probe(_) => {}
                 }
+                model.check_spoofed(&tables, frame);
             }
             for (key, outputs) in model.0.values() {
                 match key {
-                    FlowKey::Pair(frame) => books.check(frame, outputs),
+                    FlowKey::Pair(frame) | FlowKey::Locked { frame, .. } => {
+                        books.check(frame, outputs);
+                    }
                     FlowKey::Tunnel { .. } => prop_assert_eq!(outputs, &[]),
                 }
             }
@@ -290,6 +412,7 @@ proptest! {
             let outputs = model.0.iter().map(|(id, (_, outputs))| (*id, outputs.clone()));
             prop_assert_eq!(index.expected(), outputs.collect::<HashMap<_, _>>());
             model.check_apart();
+            frames.iter().for_each(|frame| model.check(&tables, frame));
         }
     }
 }
@@ -311,7 +434,14 @@ fn small() -> Tables {
 }
 
 fn frame(destination: Mac) -> Frame {
-    Frame { port: 1, tunnel: None, source: mac(1), destination, tag: Tag::None }
+    Frame {
+        port: 1,
+        tunnel: None,
+        source: mac(1),
+        destination,
+        tag: Tag::None,
+        payload: Payload::default(),
+    }
 }
 
 fn put(tables: &Tables, index: &mut Index, frame: Frame, now_ms: u64) -> Option<Edit> {

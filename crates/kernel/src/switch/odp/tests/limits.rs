@@ -5,7 +5,7 @@ use weft_path::{Mac, Vni};
 
 use crate::switch::odp::{
     decide::{Verdict, decide},
-    flow::{Frame, Output, Tag},
+    flow::{Frame, Output, Payload, Tag},
     limits::{Bucket, Class, Limits},
     tables::{Change, PortKind, Tables, Via},
 };
@@ -128,7 +128,14 @@ fn source(port: u32) -> Mac {
 }
 
 fn verdict(tables: &Tables, port: u32, destination: Mac) -> Verdict {
-    let frame = Frame { port, tunnel: None, source: source(port), destination, tag: Tag::None };
+    let frame = Frame {
+        port,
+        tunnel: None,
+        source: source(port),
+        destination,
+        tag: Tag::None,
+        payload: Payload::default(),
+    };
     decide(tables, &frame).verdict
 }
 

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod codec;
+mod datapath;
 mod flows;
 mod limits;
+mod locks;
 mod networks;
 mod world;

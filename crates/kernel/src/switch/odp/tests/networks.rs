@@ -9,8 +9,9 @@ use weft_crypto::PeerId;
 use weft_path::{Mac, Vni};
 
 use crate::switch::odp::{
-    decide::{Decision, OdpDrop, Verdict, decide},
-    flow::{FlowKey, Frame, Output, Tag, TunnelKey},
+    decide::{Decision, Verdict, decide},
+    drops::OdpDrop,
+    flow::{FlowKey, Frame, Output, Payload, Tag, TunnelKey},
     index::{Edit, Index},
     tables::{Change, MOVE_HOLD_MS, Place, PortKind, Tables, Via, is_group},
 };
@@ -131,7 +132,7 @@ fn mac(host: u8, port: u32) -> Mac {
 }
 
 fn frame(port: u32, source: Mac, destination: Mac) -> Frame {
-    Frame { port, tunnel: None, source, destination, tag: Tag::None }
+    Frame { port, tunnel: None, source, destination, tag: Tag::None, payload: Payload::default() }
 }
 
 fn from_tunnel(remote: u8, id: u64, source: Mac, destination: Mac) -> Frame {

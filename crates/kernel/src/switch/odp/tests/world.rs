@@ -10,8 +10,9 @@ use weft_crypto::PeerId;
 use weft_path::{Mac, Vni};
 
 use crate::switch::odp::{
-    decide::{OdpDrop, Verdict, decide},
-    flow::{FlowKey, Frame, Output, Tag, TunnelKey},
+    decide::{Verdict, decide},
+    drops::OdpDrop,
+    flow::{FlowKey, Frame, Output, Payload, Tag, TunnelKey},
     tables::{
         Change, LEARNED_AGE_MS, LEARNED_MAX, LEARNED_PER_PORT_MAX, MOVE_HOLD_MS, Place, PortKind,
         Tables, Via,
@@ -61,7 +62,7 @@ fn tables(host: u8, vias: &BTreeMap<u8, Via>) -> Tables {
 }
 
 fn frame(port: u32, source: Mac, destination: Mac) -> Frame {
-    Frame { port, tunnel: None, source, destination, tag: Tag::None }
+    Frame { port, tunnel: None, source, destination, tag: Tag::None, payload: Payload::default() }
 }
 
 fn from_tunnel(remote: u8, local: u8, id: u64, source: Mac, destination: Mac) -> Frame {
