@@ -45,8 +45,10 @@ pub use crate::switch::announcements::{
 use crate::xfrm::Xfrm;
 use crate::{
     firewall::guard::{Guard, GuardCounters},
+    firewall::port_locks::{LockCounts, PortLocks},
     handle::Kernel,
     switch::groups::{GroupCounts, GroupLimit},
+    switch::port_lock::PortLock,
 };
 
 /// The UDP port on which the kernel takes ESP.
@@ -195,15 +197,47 @@ struct Told {
 
 /// A request to the task.
 enum Order {
-    Apply { commands: Vec<EngineCommand>, done: oneshot::Sender<()> },
-    RemovePort { name: String, done: oneshot::Sender<()> },
-    AddPort { vni: Vni, name: String, reply: oneshot::Sender<Result<(), KernelError>> },
-    AddNetwork { network: NetworkSpec, reply: oneshot::Sender<Result<(), KernelError>> },
-    RemoveNetwork { vni: Vni, done: oneshot::Sender<()> },
-    Repair { done: oneshot::Sender<()> },
-    Counters { reply: oneshot::Sender<KernelCounters> },
-    Traffic { reply: oneshot::Sender<Vec<(PeerId, PeerTraffic)>> },
-    Stop { done: oneshot::Sender<()> },
+    Apply {
+        commands: Vec<EngineCommand>,
+        done: oneshot::Sender<()>,
+    },
+    RemovePort {
+        name: String,
+        done: oneshot::Sender<()>,
+    },
+    AddPort {
+        vni: Vni,
+        name: String,
+        reply: oneshot::Sender<Result<(), KernelError>>,
+    },
+    LockPort {
+        name: String,
+        lock: Option<PortLock>,
+        reply: oneshot::Sender<Result<(), KernelError>>,
+    },
+    LockCounts {
+        reply: oneshot::Sender<LockCounts>,
+    },
+    AddNetwork {
+        network: NetworkSpec,
+        reply: oneshot::Sender<Result<(), KernelError>>,
+    },
+    RemoveNetwork {
+        vni: Vni,
+        done: oneshot::Sender<()>,
+    },
+    Repair {
+        done: oneshot::Sender<()>,
+    },
+    Counters {
+        reply: oneshot::Sender<KernelCounters>,
+    },
+    Traffic {
+        reply: oneshot::Sender<Vec<(PeerId, PeerTraffic)>>,
+    },
+    Stop {
+        done: oneshot::Sender<()>,
+    },
 }
 
 impl KernelEngine {
@@ -275,6 +309,23 @@ impl KernelEngine {
     pub async fn remove_port(&self, name: &str) {
         let (done, removed) = oneshot::channel();
         self.order(Order::RemovePort { name: name.to_owned(), done }, removed).await;
+    }
+
+    /// Sets what a port of a datapath may send from; `None`: any address. It need not exist yet. On a bridge,
+    /// [`crate::PortLocks`] do this.
+    ///
+    /// # Errors
+    /// The datapath's refusal, or [`KernelError::EngineGone`].
+    pub async fn lock_port(&self, name: &str, lock: Option<PortLock>) -> Result<(), KernelError> {
+        let (reply, answer) = oneshot::channel();
+        let order = Order::LockPort { name: name.to_owned(), lock, reply };
+        self.order(order, answer).await.unwrap_or(Err(KernelError::EngineGone))
+    }
+
+    /// Frames that a datapath's locks have dropped; nothing on a bridge.
+    pub async fn lock_counts(&self) -> LockCounts {
+        let (reply, answer) = oneshot::channel();
+        self.order(Order::LockCounts { reply }, answer).await.unwrap_or_default()
     }
 
     /// The switch in use; it does not change while the engine runs.
@@ -366,13 +417,14 @@ pub async fn remove_all(kernel: &Kernel, device: &str) -> Result<(), KernelError
     };
     let switch = switch::remove(kernel, device).await;
     let channel = kernel.remove_device(DATA_CHANNEL_DEVICE).await.map(|_| ());
+    let locks = unless_missing(PortLocks::remove(kernel).await);
     let limit = unless_missing(GroupLimit::new(kernel.clone(), &[])?.remove().await);
     // A device that is still there stays guarded.
     let guard = match (&switch, &channel) {
         (Ok(()), Ok(())) => unless_missing(Guard::new(kernel.clone(), &[]).remove().await),
         _ => Ok(()),
     };
-    [ipsec, switch, channel, limit, guard].into_iter().collect()
+    [ipsec, switch, channel, locks, limit, guard].into_iter().collect()
 }
 
 /// Without the program there never was a table.

@@ -152,6 +152,12 @@ impl Worker {
             Order::AddPort { vni, name, reply } => {
                 let _ = reply.send(self.switch.add_port(vni, &name).await);
             }
+            Order::LockPort { name, lock, reply } => {
+                let _ = reply.send(self.switch.lock_port(&name, lock).await);
+            }
+            Order::LockCounts { reply } => {
+                let _ = reply.send(self.switch.lock_counts().await);
+            }
             Order::AddNetwork { network, reply } => {
                 let _ = reply.send(self.switch.add_network(network).await);
             }

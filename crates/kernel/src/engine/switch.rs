@@ -16,16 +16,16 @@ use super::probes::{self, Received};
 use super::{KernelEngineConfig, NetworkSpec};
 use crate::error::KernelError;
 use crate::switch::announcements::TooMany;
-use crate::switch::odp::{self, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
+use crate::switch::odp::{self, OdpDrop, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
 use crate::{
-    firewall::{forward::ForwardRule, guard::Guard, mss::MssClamp},
+    firewall::{forward::ForwardRule, guard::Guard, mss::MssClamp, port_locks::LockCounts},
     handle::Kernel,
     net::{
         bridge::PortSpec,
         devices::{NetworkDevices, OVERLAY_PORTS},
         vxlan::{VXLAN, VXLAN6},
     },
-    switch::{groups::GroupLimit, overlay::Via},
+    switch::{groups::GroupLimit, overlay::Via, port_lock::PortLock},
 };
 
 /// The kernel switch that forwards frames between local ports and paths.
@@ -206,6 +206,29 @@ impl Switch {
             && let Err(error) = odp.switch.remove_port(name).await
         {
             tracing::debug!(%error, name, "no port to remove");
+        }
+    }
+
+    /// Sets what a port may send from. On a bridge, [`crate::PortLocks`] do this.
+    pub(super) async fn lock_port(
+        &mut self,
+        name: &str,
+        lock: Option<PortLock>,
+    ) -> Result<(), KernelError> {
+        match self {
+            Self::Bridge(_) => Ok(()),
+            Self::Odp(odp) => match lock {
+                Some(lock) => odp.switch.lock_port(name, lock).await,
+                None => odp.switch.unlock_port(name).await,
+            },
+        }
+    }
+
+    /// Frames that locks have dropped.
+    pub(super) async fn lock_counts(&self) -> LockCounts {
+        match self {
+            Self::Bridge(_) => LockCounts::default(),
+            Self::Odp(odp) => odp.lock_counts().await,
         }
     }
 
@@ -504,6 +527,16 @@ impl Odp {
                 else => std::future::pending().await,
             }
         }
+    }
+
+    /// Frames that locks dropped. The datapath does not tell by which ports they came.
+    async fn lock_counts(&self) -> LockCounts {
+        let Ok(counters) = self.switch.counters().await else { return LockCounts::default() };
+        let counted = |reason: &OdpDrop| {
+            let name = reason.name().strip_prefix("locked: ")?.to_lowercase();
+            Some((name, counters.drops.get(reason).copied().unwrap_or_default()))
+        };
+        LockCounts { dropped: OdpDrop::ALL.iter().filter_map(counted).collect(), ports: Vec::new() }
     }
 
     async fn counters(&self) -> Vec<(&'static str, u64)> {

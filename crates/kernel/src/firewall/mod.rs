@@ -1,5 +1,6 @@
-//! The tables of nftables that Weft writes: the guard with its senders, the forward rules, the clamp of segment
-//! sizes, the locks of ports and the translation of addresses. Also the verdicts of the host's own rules on Weft's packets.
+//! The tables of nftables that Weft writes: the guard with its senders, the locks of ports, the forward rules, the
+//! clamp of segment sizes and the translation of addresses. Also the verdicts of the host's own rules on Weft's
+//! packets.
 
 mod elements;
 pub(crate) mod forward;
