@@ -91,6 +91,9 @@ pub struct Status {
     /// Problems on this host while Weft runs, each with a remedy.
     #[serde(default)]
     pub warnings: Vec<String>,
+    /// The port lock, which keeps containers from sending under the addresses of others.
+    #[serde(default)]
+    pub port_lock: PortLockStatus,
     /// The services beside the core, with their health.
     #[serde(default)]
     pub services: Vec<ServiceStatus>,
@@ -110,6 +113,22 @@ pub struct DockerStatus {
     pub reason: Option<String>,
     /// In this state since, RFC 3339.
     pub since: String,
+}
+
+/// The port lock of this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortLockStatus {
+    /// Whether it stands.
+    pub on: bool,
+    /// Why it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Frames of containers that it has dropped, by reason: `mac`, `vlan`, `arp`, `ip`, `nd`, `router`, `dhcp`.
+    #[serde(default)]
+    pub dropped: BTreeMap<String, u64>,
+    /// Containers that sent such frames in the last minute.
+    #[serde(default)]
+    pub containers: Vec<String>,
 }
 
 /// A service of the daemon beside the core.
@@ -296,6 +315,9 @@ pub struct Attachment {
     /// Of the host itself: it translates the addresses of containers that leave the network through it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub masquerade: bool,
+    /// It may send from other Ethernet and IP addresses than its own (`--allow-macs`).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub allow_macs: bool,
     /// Its MTU, bytes.
     pub mtu: u16,
     /// How it is attached: `bridge`, by the switch alone, or `direct`.
@@ -517,6 +539,9 @@ pub struct AttachRequest {
     /// Make this host's address on the network the container's default route.
     #[serde(default)]
     pub default_route: bool,
+    /// Let the container send from other Ethernet and IP addresses than its own.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub allow_macs: bool,
     /// The network; none: `weft`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,

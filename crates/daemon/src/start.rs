@@ -105,7 +105,7 @@ async fn run_async(
 
 /// Starts the services beside the core.
 fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) -> Supervisor {
-    use crate::services::attach::{bypass, kept, shortcuts, way_out};
+    use crate::services::attach::{bypass, kept, port_locks, shortcuts, way_out};
     let mut all = Supervisor::new(daemon.services.clone(), daemon.health.clone());
     let (daemon, kernel) = (Arc::clone(daemon), kernel.clone());
     let attachments = Arc::clone(&daemon.attachments);
@@ -139,6 +139,9 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     start!("routes", [daemon, kernel], |pulse| watch_routes(daemon, kernel, pulse));
     start!("loops", [daemon, attachments], |pulse| {
         tell_of_rounds(attachments, daemon.warnings.clone(), pulse)
+    });
+    start!("port lock", [daemon, attachments], |pulse| {
+        port_locks::keep(attachments, daemon.warnings.clone(), pulse)
     });
     start!("cni", [daemon], |pulse| crate::services::cni::serve(Arc::clone(&daemon.cni), pulse));
     start!("docker plugin", [daemon], |pulse| {

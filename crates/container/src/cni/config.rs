@@ -136,6 +136,7 @@ impl Config {
             mac: mac(capabilities)?.or(mac(args)?).or(variables.mac),
             default_route: fields.flag("isDefaultGateway")?,
             masquerade: fields.flag("ipMasq")?,
+            allow_macs: fields.flag("allowMacs")?,
             owner: variables.owner,
             aliases: self.aliases(capabilities)?,
             labels: labels(args)?,
@@ -229,7 +230,7 @@ impl Config {
 pub const PLUGIN_NAME: &str = "weft-cni";
 
 /// Fields of a configuration that Weft reads, or may ignore.
-const KNOWN_FIELDS: [&str; 14] = [
+const KNOWN_FIELDS: [&str; 15] = [
     "cniVersion",
     "cniVersions",
     "name",
@@ -242,6 +243,7 @@ const KNOWN_FIELDS: [&str; 14] = [
     "dns",
     "ipMasq",
     "isDefaultGateway",
+    "allowMacs",
     "network",
     "runtimeDir",
 ];

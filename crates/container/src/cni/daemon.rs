@@ -96,6 +96,8 @@ pub struct Wishes {
     pub default_route: bool,
     /// Translate the container's addresses where its packets leave the network through this host.
     pub masquerade: bool,
+    /// The container may send from other Ethernet and IP addresses than its own.
+    pub allow_macs: bool,
     /// The pod or container as its users know it.
     pub owner: Owner,
     /// Further names of the container.

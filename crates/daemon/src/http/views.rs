@@ -203,6 +203,7 @@ pub(crate) fn status(
         host_dns: daemon.resolved.state(),
         docker: daemon.docker.status(),
         warnings: warnings(daemon, attachments, snapshot),
+        port_lock: daemon.attachments.locks().status(),
         services: daemon.health.list(),
         ready: reason.is_none(),
         reason,

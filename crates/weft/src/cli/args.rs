@@ -188,6 +188,9 @@ pub struct AttachArgs {
     /// Make this host the container's default route; expose the host first
     #[arg(long)]
     pub default_route: bool,
+    /// Let the container send from other Ethernet and IP addresses than its own, as bridges, macvlan and VRRP do
+    #[arg(long)]
+    pub allow_macs: bool,
     /// Network to connect to (default: weft)
     #[arg(long, value_name = "NAME")]
     pub network: Option<String>,

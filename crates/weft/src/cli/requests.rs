@@ -109,6 +109,7 @@ async fn attach(args: AttachArgs, daemon: &Client) -> anyhow::Result<()> {
         no_multicast_route: args.no_multicast_route,
         ipv6: args.ipv6,
         default_route: args.default_route,
+        allow_macs: args.allow_macs,
         network: args.network,
     };
     let attachment: Attachment = daemon.call::<call::Attach>(&request).await?;

@@ -29,6 +29,7 @@ pub(super) fn run(args: RunArgs, runtime_dir: &Path) -> anyhow::Result<ExitCode>
         no_multicast_route: false,
         ipv6: false,
         default_route: args.default_route,
+        allow_macs: false,
         network: args.network,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -69,6 +69,7 @@ impl Attachments {
             multicast_route: false,
             default_route: wishes.default_route,
             masquerade: false,
+            allow_macs: wishes.allow_macs,
         };
         let saved = self.put_in(&mut inner, wanted).await;
         let saved = saved.map_err(|error| (error.refusal(), error.to_string()))?;

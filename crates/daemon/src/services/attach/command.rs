@@ -38,6 +38,7 @@ impl Attachments {
             enable_ipv6: request.ipv6,
             default_route: request.default_route,
             masquerade: false,
+            allow_macs: request.allow_macs,
         };
         Ok(self.put_in(&mut inner, wanted).await?.shown())
     }

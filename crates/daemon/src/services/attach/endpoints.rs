@@ -69,6 +69,7 @@ impl Attachments {
             multicast_route: false,
             default_route: false,
             masquerade: false,
+            allow_macs: false,
         };
         let saved = self.describe(wanted, addresses, before.as_ref());
         // Stored first, so that the pair of a daemon that was killed is found again.
@@ -189,6 +190,7 @@ impl Attachments {
         let mut spec = spec_of(saved);
         let is_bridge = self.engine.switch() == SwitchKind::Bridge;
         spec.bridge = is_bridge.then(|| bridge_of(saved.vni()));
+        self.locks.set(saved).await;
         self.kernel.prepare_pair(&spec).await?;
         self.engine.add_port(saved.vni(), &saved.host_interface).await?;
         self.shortcuts.plugged_in();

@@ -63,6 +63,7 @@ impl Attachments {
             multicast_route: false,
             default_route: false,
             masquerade,
+            allow_macs: false,
         };
         let saved = self.put_in(inner, wanted).await?;
         if !masquerade {

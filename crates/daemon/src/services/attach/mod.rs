@@ -18,6 +18,7 @@ pub(crate) mod loops;
 mod maker;
 pub(crate) mod mend;
 mod names;
+pub(crate) mod port_locks;
 pub(crate) mod ports;
 pub(crate) mod saving;
 pub(crate) mod shortcuts;
@@ -47,6 +48,7 @@ use self::kept::Retries;
 pub(crate) use self::maker::EXPOSE;
 use self::maker::Maker;
 use self::names::printable;
+use self::port_locks::Locks;
 use self::ports::{DirectPorts, PortKind};
 use self::saving::Saving;
 use self::shortcuts::Shortcuts;
@@ -69,6 +71,7 @@ pub(crate) struct Attachments {
     control: mpsc::Sender<Request>,
     pub(crate) ports: DirectPorts,
     pub(crate) shortcuts: Shortcuts,
+    locks: Locks,
     saving: Saving<BTreeMap<String, Saved>>,
     /// A pair was made for an endpoint of Docker's.
     endpoint_made: Notify,
@@ -182,6 +185,7 @@ impl Attachments {
     ) -> Self {
         let SavedAttachments { store, saved, resolve, nickname, domain } = saved;
         let (shown, _) = watch::channel(Arc::new(saved.values().map(Saved::shown).collect()));
+        let locks = Locks::new(&kernel, &engine, saved.values());
         let inner = Changes::new(Inner { saved, retries: Retries::default() });
         let (restored, _) = watch::channel(false);
         Self {
@@ -193,6 +197,7 @@ impl Attachments {
             control,
             ports,
             shortcuts,
+            locks,
             saving: Saving::new(store, FILE),
             endpoint_made: Notify::new(),
             resolve,
@@ -379,6 +384,8 @@ impl Attachments {
         let mut spec = spec_of(saved);
         let is_bridge = self.engine.switch() == SwitchKind::Bridge;
         spec.bridge = is_bridge.then(|| bridge_of(saved.vni()));
+        // Its first frame finds the lock closed.
+        self.locks.set(saved).await;
         match saved.maker {
             Maker::Docker { .. } => return self.plug_in_endpoint(saved, &spec).await,
             Maker::Host => return self.plug_in_host(saved, &spec).await,
@@ -387,6 +394,7 @@ impl Attachments {
         let support = self.engine.support().borrow().clone();
         let (mut kind, mut reason) = match saved.maker {
             _ if saved.vni() != Vni::WEFT => (PortKind::Bridge, Some(OTHER_NETWORK.to_owned())),
+            _ if saved.attachment.allow_macs => (PortKind::Bridge, Some(SWITCH_LEARNS.to_owned())),
             Maker::Command => self.ports.kind_of(&self.kernel, &spec, &support).await,
             // Plugins chained behind Weft's work on the pair's end on the host.
             _ => (PortKind::Bridge, Some(RUNTIMES_NEED_PAIRS.to_owned())),
@@ -514,6 +522,7 @@ impl Attachments {
                 tracing::warn!(%error, interface, "cannot remove an interface");
             }
         }
+        self.locks.forget(saved).await;
     }
 
     /// Tells the other hosts that a container is unreachable.
@@ -600,6 +609,8 @@ pub(crate) fn kernel_refusal(error: KernelError) -> ApiError {
 const FILE: &str = "attachments.json";
 /// Why a container on another network than `weft` has a port of the switch.
 const OTHER_NETWORK: &str = "only network weft has direct ports";
+/// Why a container that may send from any address has a port of the switch.
+const SWITCH_LEARNS: &str = "--allow-macs: the switch learns the addresses behind the port";
 /// Why a container of a runtime has a port of the switch.
 const RUNTIMES_NEED_PAIRS: &str = "container runtimes need the veth pair";
 /// How long a daemon that ends waits for the disk, in milliseconds.

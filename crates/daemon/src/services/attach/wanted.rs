@@ -42,6 +42,8 @@ pub(super) struct Wanted {
     pub(super) default_route: bool,
     /// Of the host itself: it translates the addresses of containers that leave the network through it.
     pub(super) masquerade: bool,
+    /// It may send from other addresses than its own.
+    pub(super) allow_macs: bool,
 }
 
 /// Names on this host that follow from an attachment's key.
@@ -101,7 +103,10 @@ impl Attachments {
         };
         if let Err(error) = plugged_in {
             match &before {
-                Some(before) if before.is_attached() => self.take_addresses(before, &new).await,
+                Some(before) if before.is_attached() => {
+                    self.take_addresses(before, &new).await;
+                    self.locks.set(before).await;
+                }
                 _ => self.take_out(&saved).await,
             }
             self.put_back(inner, (&id, vni), before, new).await;
@@ -164,7 +169,7 @@ impl Attachments {
         before: Option<&Saved>,
     ) -> Saved {
         let Wanted { id, network, sandbox, maker, name, aliases, interface, mac, .. } = wanted;
-        let Wanted { enable_ipv6, multicast_route, masquerade, .. } = wanted;
+        let Wanted { enable_ipv6, multicast_route, masquerade, allow_macs, .. } = wanted;
         // Containers reach the host.
         let isolated = network.isolated && maker != Maker::Host;
         let derived = self.derived(&id);
@@ -181,6 +186,7 @@ impl Attachments {
             addresses,
             gateways: Vec::new(),
             masquerade,
+            allow_macs: allow_macs || before.is_some_and(|it| it.attachment.allow_macs),
             mtu: before.map_or(network.mtu, |before| before.attachment.mtu),
             port: PortKind::Bridge.name().into(),
             port_reason: None,
