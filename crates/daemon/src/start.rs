@@ -105,7 +105,7 @@ async fn run_async(
 
 /// Starts the services beside the core.
 fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) -> Supervisor {
-    use crate::services::attach::{bypass, kept, port_locks, shortcuts, way_out};
+    use crate::services::attach::{bypass, kept, learned, port_locks, shortcuts, way_out};
     let mut all = Supervisor::new(daemon.services.clone(), daemon.health.clone());
     let (daemon, kernel) = (Arc::clone(daemon), kernel.clone());
     let attachments = Arc::clone(&daemon.attachments);
@@ -143,6 +143,7 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     start!("port lock", [daemon, attachments], |pulse| {
         port_locks::keep(attachments, daemon.warnings.clone(), pulse)
     });
+    start!("addresses behind ports", [attachments], |pulse| learned::keep(attachments, pulse));
     start!("cni", [daemon], |pulse| crate::services::cni::serve(Arc::clone(&daemon.cni), pulse));
     start!("docker plugin", [daemon], |pulse| {
         crate::services::docker::serve(Arc::clone(&daemon.docker), pulse)

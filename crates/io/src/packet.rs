@@ -32,6 +32,17 @@ impl PacketSocket {
         Ok(socket)
     }
 
+    /// As [`Self::open_for`], without frames that leave by the device.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn incoming(device_index: u32, ethertype: u16) -> Result<Self, IoError> {
+        let socket = Self::sender()?;
+        socket.ignore_outgoing()?;
+        socket.bind(device_index, ethertype.into())?;
+        Ok(socket)
+    }
+
     /// Opens a socket for the untagged frames by which hosts behind a device announce addresses, or check that one
     /// is free. Announcements are gratuitous ARP and unsolicited neighbour advertisements.
     ///

@@ -60,6 +60,10 @@ pub(crate) enum Request {
     ReleaseSome { owner: String, vni: Vni, addresses: Vec<IpNet>, kept: Vec<IpNet> },
     /// A container is attached: announces it to the other hosts.
     Announce { attachment: Box<Attachment> },
+    /// An Ethernet address is behind a port of this host: announces it to the other hosts.
+    AnnounceMac { vni: Vni, mac: Mac },
+    /// Replies with the addresses that two hosts announce now.
+    Conflicts { reply: oneshot::Sender<Vec<weft_mesh::Conflict>> },
     /// A container is gone: withdraws it from the other hosts.
     Withdraw { vni: Vni, mac: Mac },
     /// About networks besides `weft`.
@@ -395,6 +399,10 @@ impl Control {
                 }
             }
             Request::Announce { attachment } => self.announce(&attachment),
+            Request::AnnounceMac { vni, mac } => self.announce_mac(vni, mac),
+            Request::Conflicts { reply } => {
+                let _ = reply.send(self.mesh.conflicts());
+            }
             Request::Withdraw { vni, mac } => self.mesh.remove_local_endpoint(now, vni, mac),
             Request::Network(request) => {
                 self.networks.handle(now, request, &mut self.mesh, &mut self.engines);
@@ -708,6 +716,20 @@ impl Control {
         if let Err(error) = self.mesh.set_local_endpoint(Instant::now(), Vni(attachment.vni), info)
         {
             tracing::error!(container = attachment.name, %error, "endpoint not announced");
+        }
+    }
+
+    /// Announces an address behind a port, which no container of Weft's has.
+    fn announce_mac(&mut self, vni: Vni, mac: Mac) {
+        let info = weft_mesh::EndpointInfo {
+            container: format!("behind:{mac}"),
+            name: String::new(),
+            aliases: Vec::new(),
+            mac,
+            addresses: Vec::new(),
+        };
+        if let Err(error) = self.mesh.set_local_endpoint(Instant::now(), vni, info) {
+            tracing::warn!(%mac, %error, "an address behind a port is not announced");
         }
     }
 

@@ -13,6 +13,7 @@ mod error;
 pub(crate) mod expose;
 pub(crate) mod kept;
 mod kept_ports;
+pub(crate) mod learned;
 mod look;
 pub(crate) mod loops;
 mod maker;
