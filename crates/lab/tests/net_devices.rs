@@ -58,7 +58,9 @@ fn taken(netns: &Netns) -> anyhow::Result<String> {
 fn a_router_in_a_container_gives_nobody_routes_or_addresses() -> anyhow::Result<()> {
     for mode in MODES {
         let lab = Lab::pair(mode)?;
-        let (one, two) = lab.containers()?;
+        // The port lock would drop them at once.
+        let one = lab.host(0).add_container_with("c1", &["--allow-macs"])?;
+        let two = lab.host(1).add_container("c2")?;
         let near = lab.host(0).add_container("near")?;
         wait_ping(&one, two.ipv6()?.into(), SETTLE)?;
         wait_ping(&one, near.ipv6()?.into(), SETTLE)?;
@@ -313,7 +315,8 @@ fn of_announcements_no_more_than_the_limit_cross_and_their_sender_is_named() -> 
     /// `ANNOUNCEMENTS_OF_SENDER_PER_S_MAX`.
     const LIMIT: u64 = 256;
     let lab = Lab::pair(MODES[0])?;
-    let (one, two) = lab.containers()?;
+    let one = lab.host(0).add_container_with("c1", &["--allow-macs"])?;
+    let two = lab.host(1).add_container("c2")?;
     wait_ping(&one, two.ipv4()?.into(), SETTLE)?;
     let taken = || -> anyhow::Result<u64> {
         let count = two.exec(&["cat", "/sys/class/net/weft0/statistics/rx_packets"])?.success()?;

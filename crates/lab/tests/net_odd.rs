@@ -18,8 +18,14 @@ const PORT: u16 = 5_001;
 
 /// Two hosts and a container of each, with a path that carries.
 fn pair(mode: &[&str]) -> anyhow::Result<(Lab, Container, Container)> {
+    pair_with(mode, &[])
+}
+
+/// The same, attached with further arguments.
+fn pair_with(mode: &[&str], arguments: &[&str]) -> anyhow::Result<(Lab, Container, Container)> {
     let lab = Lab::pair(mode)?;
-    let (one, two) = lab.containers()?;
+    let one = lab.host(0).add_container_with("c1", arguments)?;
+    let two = lab.host(1).add_container_with("c2", arguments)?;
     wait_ping(&one, two.ipv4()?.into(), SETTLE)?;
     Ok((lab, one, two))
 }
@@ -112,7 +118,7 @@ fn frames_with_vlan_tags_arrive_as_they_were_sent() -> anyhow::Result<()> {
     /// For experiments (IEEE 802).
     const TYPE: [u8; 2] = [0x88, 0xb5];
     for mode in MODES {
-        let (lab, one, two) = pair(&mode)?;
+        let (lab, one, two) = pair_with(&mode, &["--allow-macs"])?;
         let mut frames = Vec::new();
         for (number, tags) in TAGS.iter().enumerate() {
             for length in [50, 1_372] {

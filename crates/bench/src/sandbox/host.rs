@@ -265,19 +265,19 @@ impl Host {
         self.add_container_with(name, &[])
     }
 
-    /// As [`Host::add_container`], with addresses (`ADDR/LEN`) of the caller's choice.
+    /// As [`Host::add_container`], with further arguments of `weft attach`, such as addresses (`ADDR/LEN`).
     ///
     /// # Errors
     /// Returns an error if `weft attach` fails.
     pub fn add_container_with(
         &self,
         name: &str,
-        addresses: &[&str],
+        arguments: &[&str],
     ) -> Result<Container, SandboxError> {
         let netns = Netns::create(format!("{}-{name}", self.netns.name()))?;
         let path = netns.path();
         let mut words = vec!["attach"];
-        words.extend_from_slice(addresses);
+        words.extend_from_slice(arguments);
         words.push(&path);
         if let Err(error) = self.weft(&words)?.success() {
             run(Command::new("ip").args(["netns", "del", netns.name()]))?;

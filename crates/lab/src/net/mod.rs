@@ -8,6 +8,7 @@ pub mod iperf;
 pub mod losses;
 pub mod memory;
 pub mod probe;
+pub mod spoof;
 mod stopped;
 pub mod suite;
 pub mod workers;

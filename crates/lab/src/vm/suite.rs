@@ -41,7 +41,7 @@ const DEBIAN12: &[Choice] = &[Choice::Debian12];
 
 /// The kernels of each test: of all rows that fit a test, named `target::test`, the last one counts. `*` stands
 /// for any text.
-const TABLE: [Row; 22] = [
+const TABLE: [Row; 23] = [
     Row {
         tests: "vm_*",
         kernels: NEWEST,
@@ -134,6 +134,11 @@ const TABLE: [Row; 22] = [
         kernels: &[],
         why: "a guest has no podman, which is alike on every kernel",
     },
+    Row {
+        tests: "net_port_lock::the_lock_outlives*",
+        kernels: BOTH,
+        why: "kernels differ in what their rules see of a frame",
+    },
     Row { tests: "net_firewall::*", kernels: &[], why: "rules are read alike on every kernel" },
     Row {
         tests: "net_pressure::*",
@@ -200,12 +205,13 @@ const CORE: [&str; 51] = [
 
 /// Tests of the table that wait for a soak, so that the suite ends within 20 minutes. Others show the same or more
 /// on the guest's own kernel, or almost the same.
-const SOAK_ONLY: [&str; 16] = [
+const SOAK_ONLY: [&str; 17] = [
     "net_dco::*symmetric_ids_over_tcp*",
     "net_devices::*",
     "net_ecn::*",
     "net_kept::*",
     "net_moves::*",
+    "net_port_lock::a_spoofing*",
     "net_ports::*",
     "net_rekey::*",
     "net_restart::*",
@@ -595,6 +601,10 @@ mod tests {
             program("net_odd", &["x"]),
             program("net_ovpn", &["x"]),
             program("net_podman", &["x"]),
+            program(
+                "net_port_lock",
+                &["an_address_behind_x", "a_spoofing_x", "the_lock_outlives_x"],
+            ),
             program("net_ports", &["x"]),
             program("net_pressure", &["x"]),
             program("net_rekey", &["x"]),
@@ -628,6 +638,7 @@ mod tests {
             "net_mtu",
             "net_odd",
             "net_ovpn",
+            "net_port_lock",
             "net_shortcuts",
             "net_uso",
         ];
@@ -641,7 +652,7 @@ mod tests {
             "vm_xfrm",
         ];
         assert_eq!(of(0), [&net[..], &guests[..]].concat());
-        assert_eq!(of(1), ["vm_bad_input", "vm_matrix", "vm_steering", "vm_xfrm"]);
+        assert_eq!(of(1), ["net_port_lock", "vm_bad_input", "vm_matrix", "vm_steering", "vm_xfrm"]);
         assert_eq!((plan[0].0, plan[1].0), (Choice::Newest, Choice::Debian12));
 
         let soak = planned(&all, &Request { ring: Ring::Soak, ..Request::default() }).unwrap();
