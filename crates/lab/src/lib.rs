@@ -3,6 +3,8 @@
 
 pub mod cni;
 
+pub mod compose;
+
 pub mod containerd;
 
 pub mod cri;

@@ -41,7 +41,7 @@ const DEBIAN12: &[Choice] = &[Choice::Debian12];
 
 /// The kernels of each test: of all rows that fit a test, named `target::test`, the last one counts. `*` stands
 /// for any text.
-const TABLE: [Row; 23] = [
+const TABLE: [Row; 24] = [
     Row {
         tests: "vm_*",
         kernels: NEWEST,
@@ -95,7 +95,12 @@ const TABLE: [Row; 23] = [
         why: "a guest has neither dig nor compilers, and DNS is alike on every kernel",
     },
     Row {
-        tests: "net_docker::*",
+        tests: "net_compose::*",
+        kernels: &[],
+        why: "a guest has no engine of Docker's, which is alike on every kernel",
+    },
+    Row {
+        tests: "net_docker*",
         kernels: &[],
         why: "a guest has no engine of Docker's, which is alike on every kernel",
     },
@@ -586,9 +591,11 @@ mod tests {
             program("net_cni_many", &["x"]),
             program("net_cni_pods", &["x"]),
             program("net_cni_tools", &["x"]),
+            program("net_compose", &["x"]),
             program("net_dco", &["symmetric_ids_over_tcp"]),
             program("net_devices", &["x"]),
             program("net_docker", &["x"]),
+            program("net_docker_events", &["x"]),
             program("net_ecn", &["x"]),
             program("net_errors", &["x"]),
             program("net_firewall", &["x"]),

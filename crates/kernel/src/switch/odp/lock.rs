@@ -96,7 +96,7 @@ impl Check<'_> {
         let own = self.lock.mac;
         self.bits.arp_sender = apart(self.payload.arp_sender.0, ADDRESS_STEP, [own]);
         // A probe is from 0.0.0.0 (RFC 5227).
-        let refused = (self.payload.arp_sender != Mac(own)) || (self.read_ipv4() == Whose::Foreign);
+        let refused = self.payload.arp_sender != Mac(own) || self.read_ipv4() == Whose::Foreign;
         refused.then_some(OdpDrop::LockedArp)
     }
 
