@@ -675,6 +675,27 @@ fn a_grant_that_could_not_be_saved_is_sent_once_it_could_be() {
     assert!(saved < sent.iter().position(grant), "{sent:?}");
 }
 
+/// A container of this host gets an address that a peer has just given back.
+#[test]
+fn a_claim_that_could_not_be_saved_takes_nothing_from_the_next_holder() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 7);
+    mesh.allocate(now, Vni::WEFT, "a");
+    drain_with(&mut mesh, now, true);
+    let (address, container) = ("10.9.0.9".parse().unwrap(), "theirs".to_owned());
+    mesh.handle_message(now, id(7), Message::Claim { id: 1, address, container }).unwrap();
+    mesh.handle_message(now, id(7), Message::ClaimRelease { address }).unwrap();
+    let wanted = mesh.claim(now, Vni::WEFT, "mine", "10.9.0.9/24".parse().unwrap());
+    let outputs = drain_with(&mut mesh, now, false);
+    let given = |it: &Output| matches!(it, Output::Answer { ticket, result: Ok(_), .. } if *ticket == wanted);
+    assert!(outputs.iter().any(given), "{outputs:?}");
+    let (id, result) = (1, ClaimResult::NotSaved);
+    assert!(sent(&outputs, 7).contains(&Message::ClaimAnswer { id, address, result }));
+    let owners: Vec<String> = mesh.allocations().into_iter().map(|it| it.owner).collect();
+    assert_eq!(owners, ["mine"]);
+}
+
 /// Addresses are given while the first save after a failure is under way.
 #[test]
 fn no_earlier_state_is_saved_over_a_later_one_when_saving_works_again() {

@@ -184,8 +184,14 @@ impl Mesh {
             let holder = |state: &State| {
                 state.ledger(vni).and_then(|ledger| ledger.taken.get(&address)).cloned()
             };
-            let saved = holder(&self.storage.durable) == holder(&self.state);
-            if !saved && let Some(ledger) = self.state.ledger_mut(vni) {
+            let now = holder(&self.state);
+            // The peer may have given it back by now, and another may have it.
+            let theirs = matches!(&now, Some(Holder::Peer { peer: it, .. }) if *it == peer);
+            let saved = theirs && holder(&self.storage.durable) == now;
+            if theirs
+                && !saved
+                && let Some(ledger) = self.state.ledger_mut(vni)
+            {
                 ledger.taken.remove(&address);
             }
             let result = if saved { ClaimResult::Given } else { ClaimResult::NotSaved };
