@@ -696,6 +696,30 @@ fn a_claim_that_could_not_be_saved_takes_nothing_from_the_next_holder() {
     assert_eq!(owners, ["mine"]);
 }
 
+/// A claim is given during the first save after a failure, and a user's request then asks for the next save.
+#[test]
+fn what_is_given_during_a_save_is_said_after_the_next_one() {
+    let mut now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 7);
+    drain_with(&mut mesh, now, false);
+    mesh.allocate(now, Vni::WEFT, "a");
+    drain_with(&mut mesh, now, true);
+    now += Duration::from_millis(limits::SAVE_RETRY_FIRST_MS);
+    mesh.handle_timeout(now);
+    assert!(matches!(mesh.poll_output(), Some(Output::Persist(_))));
+    let (address, container) = ("10.9.0.9".parse().unwrap(), "theirs".to_owned());
+    mesh.handle_message(now, id(7), Message::Claim { id: 1, address, container }).unwrap();
+    mesh.allocate(now, Vni::WEFT, "b");
+    mesh.handle_saved(now, Ok(()));
+    let outputs = drain_with(&mut mesh, now, false);
+    let answer = Message::ClaimAnswer { id: 1, address, result: ClaimResult::Given };
+    let said = |it: &Output| matches!(it, Output::Send { message, .. } if *message == answer);
+    let said = outputs.iter().position(said);
+    let saved = outputs.iter().position(|it| matches!(it, Output::Persist(_)));
+    assert!(saved.is_some() && saved < said, "{outputs:?}");
+}
+
 /// Addresses are given while the first save after a failure is under way.
 #[test]
 fn no_earlier_state_is_saved_over_a_later_one_when_saving_works_again() {

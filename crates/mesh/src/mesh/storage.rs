@@ -107,10 +107,11 @@ impl Mesh {
                 }
                 if let Some(failing) = self.storage.failing.take() {
                     let mut later = std::mem::take(&mut self.outputs);
-                    if self.dirty {
-                        // The state of now is saved first, and has all of those that were to be saved after this one.
-                        later.retain(|output| !matches!(output, Output::Persist(_)));
-                    }
+                    // The state of now is saved first, and has all of those that were to be saved after this one. Outputs
+                    // of the meantime may stand before the state that they depend on.
+                    let before = later.len();
+                    later.retain(|output| !matches!(output, Output::Persist(_)));
+                    self.dirty |= later.len() != before;
                     self.outputs = failing.held;
                     self.flush();
                     self.outputs.extend(later);
