@@ -273,10 +273,12 @@ mod tests {
         let program = tempfile::NamedTempFile::new().unwrap();
         let script = |text: &str| {
             std::fs::write(program.path(), format!("#!/bin/sh\n{text}\n")).unwrap();
-            let executable = std::os::unix::fs::PermissionsExt::from_mode(0o700);
             let path = program.path().with_extension("sh");
-            std::fs::copy(program.path(), &path).unwrap();
-            std::fs::set_permissions(&path, executable).unwrap();
+            // Written by another process: a file that this one had open for writing may be busy still, in a child
+            // that another test starts.
+            let mut install = Command::new("install");
+            let install = install.args(["-m", "700"]);
+            assert!(install.arg(program.path()).arg(&path).status().unwrap().success());
             let outcome = outcome_of(&test(&path.to_string_lossy(), "a"), here, limit);
             std::fs::remove_file(&path).unwrap();
             outcome
