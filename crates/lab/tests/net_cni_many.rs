@@ -212,8 +212,8 @@ fn remains(lab: &Lab, host: &Host) -> anyhow::Result<Vec<String>> {
     if used > 0 {
         found.push(format!("{used} addresses are in use"));
     }
-    let saved = std::fs::read(host.state_directory().join("attachments.json"))?;
-    if serde_json::from_slice::<serde_json::Value>(&saved)? != json!({}) {
+    for file in std::fs::read_dir(host.state_directory().join("attachments"))? {
+        let saved = std::fs::read(file?.path())?;
         found.push(format!("saved: {}", String::from_utf8_lossy(&saved)));
     }
     let deletions = host.runtime_directory().join("cni-deleted");

@@ -141,10 +141,11 @@ fn a_launch_that_fails_at_its_socket_or_its_state_leaves_nothing_behind() -> any
     drop(other);
 
     // No program listens there any more. The daemon replaces the file, and removes it when a later step fails.
-    let saved = host.state_directory().join("attachments.json");
+    let saved = host.state_directory().join("attachments/1.json");
+    std::fs::create_dir_all(host.state_directory().join("attachments"))?;
     std::fs::write(&saved, "{")?;
     let (code, text) = refused_launch(host, &[])?;
-    assert!(code == Some(1) && text.contains("attachments.json"), "{code:?}: {text}");
+    assert!(code == Some(1) && text.contains("attachments/1.json"), "{code:?}: {text}");
     assert_eq!((traces(host)?, path.exists()), (untouched, false));
     std::fs::remove_file(&saved)?;
 
@@ -259,16 +260,17 @@ fn a_daemon_that_is_led_out_of_its_directories_writes_nothing() -> anyhow::Resul
         return Ok(());
     }
     let outside = lab.sandbox.directory().join("outside");
-    let way = host.state_directory().join("attachments.json.new");
-    // A daemon that has just started writes this very file, once.
-    let written = host.state_directory().join("attachments.json");
-    weft_bench::sandbox::wait_until("the daemon's first write", Duration::from_secs(10), || {
-        written.exists() && std::os::unix::fs::symlink(&outside, &way).is_ok()
-    })?;
+    std::fs::create_dir(&outside)?;
+    // Its directory of attachments leads there, and is empty so far.
+    let way = host.state_directory().join("attachments");
+    std::fs::remove_dir(&way)?;
+    std::os::unix::fs::symlink(&outside, &way)?;
     let refused = host.add_container("c1").map(|_| ()).expect_err("what is not kept is refused");
     assert!(refused.to_string().contains("Permission denied"), "{refused}");
-    assert!(!outside.exists(), "it wrote out of its directories");
-    let _ = std::fs::remove_file(&way);
+    let written = std::fs::read_dir(&outside)?.count();
+    assert_eq!(written, 0, "it wrote out of its directories");
+    std::fs::remove_file(&way)?;
+    std::fs::create_dir(&way)?;
     host.add_container("c2")?.ipv4()?;
     Ok(())
 }

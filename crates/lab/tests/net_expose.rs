@@ -166,7 +166,7 @@ fn an_exposed_host_stays_so_over_restarts_crashes_and_damage() -> anyhow::Result
     })?;
     // An interface that no record knows, as after a kill in the middle of hide, is removed.
     host.stop_daemon()?;
-    std::fs::remove_file(host.state_directory().join("attachments.json"))?;
+    std::fs::remove_dir_all(host.state_directory().join("attachments"))?;
     host.start_daemon(&[])?;
     try_wait_until("the interface to go", LIMIT, || Ok(!has_device(host, DEVICE)?))?;
     Ok(())

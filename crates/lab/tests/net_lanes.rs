@@ -30,8 +30,10 @@ fn open(host: &Host) -> anyhow::Result<()> {
 fn forget_all_but_identity(host: &Host) -> anyhow::Result<()> {
     for entry in std::fs::read_dir(host.state_directory())? {
         let path = entry?.path();
-        if path.file_name().is_some_and(|name| name != IDENTITY_FILE) {
-            std::fs::remove_file(path)?;
+        match path.file_name() {
+            Some(name) if name == IDENTITY_FILE => {}
+            _ if path.is_dir() => std::fs::remove_dir_all(path)?,
+            _ => std::fs::remove_file(path)?,
         }
     }
     Ok(())

@@ -10,5 +10,6 @@ pub(crate) mod mtu;
 pub(crate) mod opener;
 pub(crate) mod origin;
 mod privileges;
+pub(crate) mod records;
 pub(crate) mod store;
 pub(crate) mod warnings;

@@ -41,8 +41,14 @@ struct Fault {
     reason: String,
     since: SystemTime,
     bytes: usize,
-    /// The bytes to write once that is possible; `None`: the write was refused.
-    pending: Option<Zeroizing<Vec<u8>>>,
+    /// What to do once that is possible; `None`: the write was refused.
+    pending: Option<Pending>,
+}
+
+/// A change of a file that could not be made.
+enum Pending {
+    Write(Zeroizing<Vec<u8>>),
+    Remove,
 }
 
 /// The state directory cannot be used.
@@ -51,7 +57,7 @@ pub enum StoreError {
     /// A file cannot be read or written (the disk, permissions).
     #[error("cannot {action} {path}: {error}{}", advice(error))]
     Io {
-        /// The action: read, write or create.
+        /// The action: read, write, remove or create.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -95,13 +101,13 @@ impl Store {
     /// error the old one remains.
     pub(crate) fn save<T: Serialize>(&self, name: &str, value: &T) -> Result<(), StoreError> {
         let text = self.text(name, value)?;
-        self.write(name, &text, false)
+        self.write(name, Some(&text), false)
     }
 
     /// Like [`Self::save`], for a change that has already happened: if the write fails, it is repeated
     /// later.
     pub(crate) fn save_or_later<T: Serialize>(&self, name: &str, value: &T) {
-        let saved = self.text(name, value).and_then(|text| self.write(name, &text, true));
+        let saved = self.text(name, value).and_then(|text| self.write(name, Some(&text), true));
         if let Err(error) = saved {
             tracing::warn!(%error, "not saved; trying again");
         }
@@ -122,13 +128,13 @@ impl Store {
     pub(crate) fn save_secret(&self, secret: &[u8]) -> Result<(), StoreError> {
         match self.read(SECRET)? {
             Some(known) if known.as_slice() == secret => Ok(()),
-            _ => self.write(SECRET, secret, false),
+            _ => self.write(SECRET, Some(secret), false),
         }
     }
 
     /// Like [`Self::save_secret`]; if the write fails, it is repeated later.
     pub(crate) fn save_secret_or_later(&self, secret: &[u8]) -> Result<(), StoreError> {
-        self.write(SECRET, secret, true)
+        self.write(SECRET, Some(secret), true)
     }
 
     /// The reason why writes fail, and since when, if they do.
@@ -159,7 +165,8 @@ impl Store {
         let before = faults.len();
         faults.retain(|name, fault| {
             let written = match &fault.pending {
-                Some(bytes) => self.replace(name, bytes),
+                Some(Pending::Write(bytes)) => self.replace(name, bytes),
+                Some(Pending::Remove) => self.erase(name),
                 None => self.probe(fault.bytes),
             };
             if let Err(error) = &written {
@@ -203,15 +210,25 @@ impl Store {
         }
     }
 
-    /// Writes one file at a time, so that no older content follows a newer one.
-    fn write(&self, name: &str, bytes: &[u8], later: bool) -> Result<(), StoreError> {
+    /// Replaces a file, or removes it without `bytes`. One file is written at a time, so that no older content
+    /// follows a newer one. If it fails and may be done `later`, it is repeated until it succeeds.
+    pub(super) fn write(
+        &self,
+        name: &str,
+        bytes: Option<&[u8]>,
+        later: bool,
+    ) -> Result<(), StoreError> {
         let mut faults = self.lock();
-        let result = self.replace(name, bytes);
+        let result = match bytes {
+            Some(bytes) => self.replace(name, bytes),
+            None => self.erase(name),
+        };
         match &result {
             Ok(()) => drop(faults.remove(name)),
             Err(error) => {
                 let (reason, since) = (error.to_string(), SystemTime::now());
-                let fault = Fault { reason, since, bytes: bytes.len(), pending: None };
+                let bytes_len = bytes.map_or(0, <[u8]>::len);
+                let fault = Fault { reason, since, bytes: bytes_len, pending: None };
                 let fault = match faults.entry(name.to_owned()) {
                     Entry::Vacant(entry) => entry.insert(fault),
                     Entry::Occupied(entry) => {
@@ -221,7 +238,8 @@ impl Store {
                     }
                 };
                 if later {
-                    fault.pending = Some(Zeroizing::new(bytes.to_vec()));
+                    let write = |bytes: &[u8]| Pending::Write(Zeroizing::new(bytes.to_vec()));
+                    fault.pending = Some(bytes.map_or(Pending::Remove, write));
                 }
             }
         }
@@ -253,7 +271,7 @@ impl Store {
                 std::thread::sleep(Duration::from_millis(ms));
             }
             fs::rename(&temporary, &path)?;
-            File::open(&self.dir)?.sync_all()
+            sync_directory_of(&path)
         };
         replace().map_err(|error| {
             // The partial file takes space.
@@ -261,6 +279,20 @@ impl Store {
             StoreError::Io { action: "write", path: path.clone(), error }
         })
     }
+
+    fn erase(&self, name: &str) -> Result<(), StoreError> {
+        let path = self.path(name);
+        let erase = || match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.and_then(|()| sync_directory_of(&path)),
+        };
+        erase().map_err(|error| StoreError::Io { action: "remove", path: path.clone(), error })
+    }
+}
+
+/// Has a change of names outlast a power cut.
+fn sync_directory_of(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
 }
 
 /// Creates a directory that only root may enter, with its parents.

@@ -58,7 +58,8 @@ use crate::core::control::Request;
 use crate::devices::{SWITCH, TAP, bridge_of, is_exposed, run_segments};
 use crate::services::networks::{Networks, OnNetwork};
 use crate::services::supervisor;
-use crate::upkeep::store::{Store, StoreError};
+use crate::upkeep::records::Records;
+use crate::upkeep::store::{Store, StoreError, make_private_dir};
 
 /// All attachments of this host. One attach or detach runs at a time.
 pub(crate) struct Attachments {
@@ -153,7 +154,7 @@ impl Saved {
 
 /// The attachments that the previous daemon saved.
 pub(crate) struct SavedAttachments {
-    store: Store,
+    records: Records,
     saved: BTreeMap<String, Saved>,
     resolve: ResolveOptions,
     nickname: String,
@@ -162,14 +163,22 @@ pub(crate) struct SavedAttachments {
 
 impl SavedAttachments {
     pub(crate) fn load(settings: &Settings, store: &Store) -> Result<Self, StoreError> {
-        let mut saved: BTreeMap<String, Saved> = store.load(FILE)?.unwrap_or_default();
+        let (records, mut saved) = Records::load::<Saved>(store, DIRECTORY, EARLIER_FILE)?;
         for saved in saved.values_mut() {
             // Earlier versions did not check names.
             saved.attachment.name = printable(&saved.attachment.name);
         }
         let resolve = look::options(settings.docker_socket.clone());
         let (nickname, domain) = (settings.nickname.clone(), settings.dns_domain.clone());
-        Ok(Self { store: store.clone(), saved, resolve, nickname, domain })
+        Ok(Self { records, saved, resolve, nickname, domain })
+    }
+}
+
+/// Makes the directory of attachments, which the daemon may not once it is restricted. [`SavedAttachments::load`]
+/// reports a failure.
+pub(crate) fn prepare(settings: &Settings) {
+    if let Err(error) = make_private_dir(&settings.state_dir.join(DIRECTORY)) {
+        tracing::debug!(%error, "cannot make the directory of attachments");
     }
 }
 
@@ -184,7 +193,7 @@ impl Attachments {
         networks: Arc<Networks>,
         local: PeerId,
     ) -> Self {
-        let SavedAttachments { store, saved, resolve, nickname, domain } = saved;
+        let SavedAttachments { records, saved, resolve, nickname, domain } = saved;
         let (shown, _) = watch::channel(Arc::new(saved.values().map(Saved::shown).collect()));
         let locks = Locks::new(&kernel, &engine, saved.values());
         let inner = Changes::new(Inner { saved, retries: Retries::default() });
@@ -199,7 +208,7 @@ impl Attachments {
             ports,
             shortcuts,
             locks,
-            saving: Saving::new(store, FILE),
+            saving: Saving::on(records),
             endpoint_made: Notify::new(),
             resolve,
             nickname,
@@ -546,9 +555,8 @@ impl Attachments {
 
 /// Removes the devices of direct ports from all containers that a daemon has left attached.
 pub(crate) async fn remove_direct_ports(store: &Store, kernel: &Kernel) -> Result<(), StoreError> {
-    let saved: BTreeMap<String, Saved> = store.load(FILE)?.unwrap_or_default();
-    for saved in saved.values() {
-        ports::remove_device(kernel, &spec_of(saved)).await;
+    for saved in Records::read::<Saved>(store, DIRECTORY, EARLIER_FILE)? {
+        ports::remove_device(kernel, &spec_of(&saved)).await;
     }
     Ok(())
 }
@@ -607,7 +615,10 @@ pub(crate) fn kernel_refusal(error: KernelError) -> ApiError {
     AttachError::from(error).into()
 }
 
-const FILE: &str = "attachments.json";
+/// The directory with a file for each attachment.
+const DIRECTORY: &str = "attachments";
+/// The one file of all attachments that earlier versions wrote.
+const EARLIER_FILE: &str = "attachments.json";
 /// Why a container on another network than `weft` has a port of the switch.
 const OTHER_NETWORK: &str = "only network weft has direct ports";
 /// Why a container that may send from any address has a port of the switch.

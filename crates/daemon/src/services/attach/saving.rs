@@ -1,18 +1,57 @@
-//! Writing the attachments to disk beside the services: a slow disk holds up the change that must be written, and
+//! Writing states to disk beside the services: a slow disk holds up the change that must be written, and
 //! nothing else.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 use tokio::sync::OwnedMutexGuard;
 use weft_api::{ApiError, ErrorKind};
 
-use crate::upkeep::store::Store;
+use crate::upkeep::records::Records;
+use crate::upkeep::store::{Store, StoreError};
 
-/// Writes the states of one file, in their order and one at a time.
-pub(crate) struct Saving<T> {
+/// Where the states of a [`Saving`] are written.
+pub(crate) trait Disk<T>: Send + Sync + 'static {
+    /// Writes a state whole.
+    ///
+    /// # Errors
+    /// It cannot be written; the disk keeps the state before.
+    fn save(&self, state: &T) -> Result<(), StoreError>;
+
+    /// Writes the state of a change that has already happened. A write that fails is repeated.
+    fn save_or_later(&self, state: &T);
+}
+
+/// One file for a whole state.
+struct OneFile {
     store: Store,
     file: &'static str,
+}
+
+impl<T: Serialize> Disk<T> for OneFile {
+    fn save(&self, state: &T) -> Result<(), StoreError> {
+        self.store.save(self.file, state)
+    }
+
+    fn save_or_later(&self, state: &T) {
+        self.store.save_or_later(self.file, state);
+    }
+}
+
+impl<T: Serialize> Disk<BTreeMap<String, T>> for Records {
+    fn save(&self, state: &BTreeMap<String, T>) -> Result<(), StoreError> {
+        Self::save(self, state)
+    }
+
+    fn save_or_later(&self, state: &BTreeMap<String, T>) {
+        Self::save_or_later(self, state);
+    }
+}
+
+/// Writes the states of one kind, in their order and one at a time.
+pub(crate) struct Saving<T> {
+    disk: Arc<dyn Disk<T>>,
     /// The newest state that is written some time.
     waiting: Arc<Mutex<Option<T>>>,
     /// Held by the write under way.
@@ -22,31 +61,36 @@ pub(crate) struct Saving<T> {
 // Not derived, since that would ask for a `T` that can be cloned.
 impl<T> Clone for Saving<T> {
     fn clone(&self) -> Self {
-        let Self { store, file, waiting, turn } = self;
-        let (store, waiting, turn) = (store.clone(), Arc::clone(waiting), Arc::clone(turn));
-        Self { store, file, waiting, turn }
+        let Self { disk, waiting, turn } = self;
+        Self { disk: Arc::clone(disk), waiting: Arc::clone(waiting), turn: Arc::clone(turn) }
     }
 }
 
 impl<T: Serialize + Send + 'static> Saving<T> {
+    /// Of a state that is one file.
     pub(crate) fn new(store: Store, file: &'static str) -> Self {
-        Self { store, file, waiting: Arc::default(), turn: Arc::default() }
+        Self::on(OneFile { store, file })
+    }
+
+    /// Of a state on this disk.
+    pub(crate) fn on(disk: impl Disk<T>) -> Self {
+        Self { disk: Arc::new(disk), waiting: Arc::default(), turn: Arc::default() }
     }
 
     /// Writes a state that an answer promises, and returns once it is on the disk. The caller makes no other state
     /// meanwhile.
     ///
     /// # Errors
-    /// It cannot be written; the file keeps the state before.
+    /// It cannot be written; the disk keeps the state before.
     pub(crate) async fn save(&self, state: T) -> Result<(), ApiError> {
         let (turn, all) = (self.take_turn().await, self.clone());
         // Taken before anything else can wait there, since the thread may begin later.
         let before = self.waiting().take();
         let written = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            let written = all.store.save(all.file, &state);
+            let written = all.disk.save(&state);
             if let (Err(_), Some(before)) = (&written, before) {
-                all.store.save_or_later(all.file, &before);
+                all.disk.save_or_later(&before);
             }
             written
         });
@@ -71,7 +115,7 @@ impl<T: Serialize + Send + 'static> Saving<T> {
             all.write_waiting();
         });
         if let Err(error) = written.await {
-            tracing::error!(%error, file = self.file, "cannot write the state");
+            tracing::error!(%error, "cannot write the state");
         }
     }
 
@@ -82,7 +126,7 @@ impl<T: Serialize + Send + 'static> Saving<T> {
     fn write_waiting(&self) {
         let waiting = self.waiting().take();
         if let Some(state) = waiting {
-            self.store.save_or_later(self.file, &state);
+            self.disk.save_or_later(&state);
         }
     }
 
