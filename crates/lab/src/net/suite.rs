@@ -32,11 +32,15 @@ const LEFT_OUT: &str = "not tested here:";
 /// How many of the slowest tests are named at the end.
 const SLOWEST: usize = 10;
 
+/// How many of [`QUIET`] run side by side.
+const QUIET_AT_ONCE: usize = 3;
+/// Tests that judge by a clock and wait most of their time: they run beside a few of their kind alone.
+const QUIET: [&str; 1] = ["net_core::*"];
+
 /// Tests that judge by speed or load the machine: they run alone. All others wait most of their time.
-const ALONE: [&str; 12] = [
+const ALONE: [&str; 11] = [
     "net_bench::*",
     "net_cni_many::two_hundred*",
-    "net_core::*",
     "net_ecn::*",
     "net_idle::*",
     "net_mixed::*",
@@ -49,19 +53,30 @@ const ALONE: [&str; 12] = [
 ];
 
 /// Tests that the core omits: they watch growth or drift over minutes, measure a figure, or repeat another test
-/// on ports of the other kind, with more containers or with engines that crash.
-const NOT_CORE: [&str; 11] = [
+/// on ports of the other kind, with more containers, with engines that crash, or by another client of the same
+/// interface (the core has one scenario of each: Docker, CNI, OpenVPN).
+const NOT_CORE: [&str; 21] = [
     "net_bench::attach_and_detach*",
     "net_bench::every_column*",
     "net_bench::hosts_that_send_at_once*",
     "net_bench::the_table_of_data_channel*",
-    "net_cni_many::two_hundred*",
+    "net_cni_chain::a_containers_rate*",
+    "net_cni_many::*",
+    "net_cni_pods::*",
+    "net_compose::*",
     "net_docker::containers_outlive*",
     "net_docker::containers_that_always_restart*",
     "net_docker::many*",
+    "net_docker_events::an_attached*",
     "net_idle::memory*",
     "net_mixed::*",
-    "net_workers::workers_come_and_go_on_request*",
+    "net_moves::an_address_that_is_given_again*",
+    "net_podman::*",
+    "net_shortcuts::where_somebody_limits*",
+    "net_weave_guide::*",
+    "net_workers::flows_over_two_lanes*",
+    "net_workers::hosts_may_differ*",
+    "net_workers::workers_come_and_go*",
 ];
 
 /// The tests to run.
@@ -96,11 +111,16 @@ struct Ending {
 /// Nothing fits the request, or a build failed. A test that fails is not an error.
 pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
     let programs = programs(&PLACES, request.name.as_deref())?;
-    let (beside, alone) = planned(&programs, request)?;
+    let Plan { beside, quiet, alone } = planned(&programs, request)?;
     let folder = folder_of(PACKAGE)?;
     let limit = (request.ring != Ring::Soak).then_some(TEST_LIMIT);
-    step(&format!("{} tests side by side, then {} alone", beside.len(), alone.len()));
+    let counts = (beside.len(), quiet.len(), alone.len());
+    step(&format!(
+        "{} tests side by side, then {} in threes, then {} alone",
+        counts.0, counts.1, counts.2
+    ));
     let mut endings = run_all(beside, AT_ONCE, &folder, limit)?;
+    endings.extend(run_all(quiet, QUIET_AT_ONCE, &folder, limit)?);
     endings.extend(run_all(alone, 1, &folder, limit)?);
     endings.sort_by_key(|ending| std::cmp::Reverse(ending.took));
     let lines = endings.iter().take(SLOWEST);
@@ -113,10 +133,17 @@ pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
     Ok(failed == 0)
 }
 
-/// The tests that run side by side, and those that run alone.
-fn planned(programs: &[Program], request: &Request) -> anyhow::Result<(Vec<Test>, Vec<Test>)> {
+/// The tests to run, by how many of them run at once.
+struct Plan {
+    beside: Vec<Test>,
+    quiet: Vec<Test>,
+    alone: Vec<Test>,
+}
+
+fn planned(programs: &[Program], request: &Request) -> anyhow::Result<Plan> {
     if request.name.is_none() {
         let names = names(programs);
+        each_fits(&QUIET, &names, "the namespace lab")?;
         each_fits(&ALONE, &names, "the namespace lab")?;
         each_fits(&NOT_CORE, &names, "the core of the namespace lab")?;
     }
@@ -136,7 +163,14 @@ fn planned(programs: &[Program], request: &Request) -> anyhow::Result<(Vec<Test>
     if let (Some(name), true) = (&request.name, tests.is_empty()) {
         anyhow::bail!("no test of the namespace lab has '{name}' in its name");
     }
-    Ok(tests.into_iter().partition(|test| !is_one_of(&ALONE, &test.name)))
+    let (alone, others) = apart(tests, &ALONE);
+    let (quiet, beside) = apart(others, &QUIET);
+    Ok(Plan { beside, quiet, alone })
+}
+
+/// The tests that one of these patterns fits, and the others.
+fn apart(tests: Vec<Test>, patterns: &[&str]) -> (Vec<Test>, Vec<Test>) {
+    tests.into_iter().partition(|test| is_one_of(patterns, &test.name))
 }
 
 /// Runs tests, at most this many at once.
@@ -255,12 +289,15 @@ mod tests {
 
     #[test]
     fn a_name_asks_for_its_tests_alone() {
-        let all = [program("net_dco", &["a", "ab"]), program("net_top", &["b"])];
+        let all = [
+            program("net_dco", &["a", "ab"]),
+            program("net_top", &["b"]),
+            program("net_core", &["b", "c"]),
+        ];
+        let counts = |plan: Plan| (plan.beside.len(), plan.quiet.len(), plan.alone.len());
         let name = |name: &str| Request { name: Some(name.to_owned()), ..Request::default() };
-        let (beside, alone) = planned(&all, &name("net_dco::a")).unwrap();
-        assert_eq!((beside.len(), alone.len()), (2, 0));
-        let (beside, alone) = planned(&all, &name("b")).unwrap();
-        assert_eq!((beside.len(), alone.len()), (1, 1));
+        assert_eq!(counts(planned(&all, &name("net_dco::a")).unwrap()), (2, 0, 0));
+        assert_eq!(counts(planned(&all, &name("b")).unwrap()), (1, 1, 1));
         assert!(planned(&all, &name("nothing")).is_err());
         let error = planned(&all, &Request::default()).map(drop).unwrap_err();
         assert!(error.to_string().contains("no test fits"), "{error}");
