@@ -68,15 +68,23 @@ impl<'a> Cri<'a> {
         self.containerd.exec(&[&crictl, words].concat())
     }
 
-    /// Runs a pod with a container.
+    /// Runs a pod of a namespace, with a container. The pod asks `server` for names, and completes them as pods of
+    /// Kubernetes do.
     ///
     /// # Errors
     /// With the complaint of `crictl`.
-    pub fn start(&self, name: &str, words: &[&str]) -> anyhow::Result<Pod> {
-        let metadata = json!({ "name": name, "namespace": "default", "uid": name });
+    pub fn start(
+        &self,
+        (namespace, name): (&str, &str),
+        server: &str,
+        words: &[&str],
+    ) -> anyhow::Result<Pod> {
+        let metadata = json!({ "name": name, "namespace": namespace, "uid": name });
+        let dns =
+            json!({ "servers": [server], "searches": ["weft.local"], "options": ["ndots:5"] });
         let pod = json!({
             "metadata": metadata, "hostname": name, "log_directory": self.directory,
-            "linux": { "cgroup_parent": self.containerd.control_group() },
+            "dns_config": dns, "linux": { "cgroup_parent": self.containerd.control_group() },
         });
         let container = json!({
             "metadata": { "name": "c" }, "image": { "image": IMAGE }, "command": words,

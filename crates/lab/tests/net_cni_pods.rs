@@ -24,6 +24,13 @@ fn wait_pinged(cri: &Cri<'_>, pod: &Pod, to: &str) -> anyhow::Result<()> {
     done.map(drop).with_context(|| format!("the last failure: {last:?}"))
 }
 
+/// Exposes a host. Returns its address, which answers DNS.
+fn expose(host: &Host) -> anyhow::Result<String> {
+    let exposed = host.weft_json(&["expose", "--masquerade"])?;
+    let net = exposed["addresses"][0].as_str().context("no address")?;
+    Ok(net.split('/').next().unwrap_or(net).to_owned())
+}
+
 fn wait_clean(host: &Host) -> anyhow::Result<()> {
     let clean = try_wait_until("pods to leave nothing behind", LIMIT, || {
         Ok(leftovers(host).is_ok_and(|left| left.is_empty()))
@@ -61,14 +68,20 @@ fn pods_of_two_hosts_reach_each_other_and_leave_nothing() -> anyhow::Result<()> 
         cris.push(cri);
     }
     let [one, two] = [&cris[0], &cris[1]];
-    let web = one.start("web", &SLEEP)?;
-    let till = two.start("till", &SLEEP)?;
+    let web = one.start(("shop", "web"), &expose(hosts[0])?, &SLEEP)?;
+    let till = two.start(("default", "till"), &expose(hosts[1])?, &SLEEP)?;
     for (cri, pod, far_cri, far) in [(one, &web, two, &till), (two, &till, one, &web)] {
         wait_pinged(cri, pod, &far_cri.address(far)?)?;
     }
     let shown = hosts[0].weft_json(&["ps"])?;
     let shown = shown.as_array().cloned().unwrap_or_default();
-    ensure!(shown.iter().any(|it| it["name"] == "default/web"), "{shown:?}");
+    ensure!(shown.iter().any(|it| it["name"] == "shop/web"), "{shown:?}");
+    for to in ["web", "web.shop", "web.shop.weft.local"] {
+        wait_pinged(two, &till, to)?;
+    }
+    wait_pinged(one, &web, "till.default")?;
+    let status = hosts[0].weft(&["status"])?.success()?.stdout;
+    ensure!(!status.contains("are not in DNS"), "{status}");
 
     // A pod that is stopped has DEL, and a second one too.
     one.crictl(&["stopp", &web.id])?;

@@ -62,7 +62,7 @@ impl Attachments {
             name,
             interface: key.interface.clone(),
             maker: Maker::Cni { key, started_ns },
-            aliases: fit_aliases(&wishes.aliases),
+            aliases: fit_aliases(&[pod_names(&wishes), wishes.aliases].concat()),
             mac: wishes.mac,
             addresses,
             enable_ipv6: false,
@@ -235,6 +235,15 @@ fn name_of(key: &cni::Key, wishes: &Wishes) -> String {
     }
 }
 
+/// The names of a pod in DNS: `POD.NAMESPACE`, which no pod of another namespace has, and `POD`. A container that is in
+/// no namespace has its own name.
+fn pod_names(wishes: &Wishes) -> Vec<String> {
+    match (&wishes.owner.namespace, &wishes.owner.name) {
+        (Some(namespace), Some(name)) => vec![format!("{name}.{namespace}"), name.clone()],
+        _ => Vec::new(),
+    }
+}
+
 /// The addresses asked for, each with the length of its network's prefix, and with an IPv4 address the IPv6 address
 /// that belongs to it.
 fn addresses_of(wishes: &Wishes, network: &str, ranges: &Ranges) -> Result<Vec<IpNet>, Refused> {
@@ -301,6 +310,19 @@ mod tests {
         assert_eq!(asked(&["192.0.2.9/24"]).unwrap(), ["192.0.2.9/24"]);
         let (refusal, text) = asked(&["192.0.2.9"]).unwrap_err();
         assert!(refusal == Refusal::Invalid && text.contains("192.0.2.9/24"), "{text}");
+    }
+
+    #[test]
+    fn a_pod_has_names_with_and_without_its_namespace() {
+        let of = |name: Option<&str>, namespace: Option<&str>| {
+            let (name, namespace) = (name.map(str::to_owned), namespace.map(str::to_owned));
+            let owner = cni::Owner { name, namespace, uid: None };
+            pod_names(&Wishes { network: "weft".into(), owner, ..Wishes::default() })
+        };
+        assert_eq!(of(Some("web"), Some("shop")), ["web.shop", "web"]);
+        // Podman gives a container's name alone, which is one in DNS already.
+        assert_eq!(of(Some("web"), None), Vec::<String>::new());
+        assert_eq!(of(None, Some("shop")), Vec::<String>::new());
     }
 
     #[test]

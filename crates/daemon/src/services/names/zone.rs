@@ -328,6 +328,11 @@ impl Zone {
     }
 }
 
+/// Whether an endpoint's own name is `NAMESPACE/POD`, which is for people. A pod's names in DNS are its aliases.
+fn is_pod(endpoint: &EndpointInfo) -> bool {
+    endpoint.name.contains('/') && !endpoint.aliases.is_empty()
+}
+
 /// The addresses taken, on all networks together.
 #[derive(Default)]
 struct Taken {
@@ -366,7 +371,7 @@ impl Zone {
             self.note_container(endpoint);
             let addresses: Vec<Held> =
                 endpoint.addresses.iter().map(|net| held(net.addr(), false)).collect();
-            let own = Some(&endpoint.name).filter(|name| !name.is_empty());
+            let own = Some(&endpoint.name).filter(|name| !name.is_empty() && !is_pod(endpoint));
             for name in own.into_iter().chain(&endpoint.aliases) {
                 let room = self.room(taken, host.peer, addresses.len());
                 if room && !self.put(network, name, &addresses, &[], alive) {

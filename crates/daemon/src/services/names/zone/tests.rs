@@ -309,6 +309,19 @@ fn names_that_dns_cannot_have_are_left_out_and_counted() {
 }
 
 #[test]
+fn a_pod_has_its_aliases_in_dns_and_its_name_for_people_is_not_counted() {
+    let pod = endpoint("shop/web", &["web.shop", "web"], &["10.32.0.1/12"]);
+    let zone = built(vec![host(LOCAL, vec![pod], vec![])]);
+    assert_eq!(zone.left_out(), (0, 0));
+    let weft = on("weft");
+    for name in ["web.", "web.shop.weft.local."] {
+        assert_eq!(found(&zone, &weft, name), Ok(vec!["10.32.0.1".to_owned()]), "{name}");
+    }
+    let alone = endpoint("shop/web", &[], &["10.32.0.1/12"]);
+    assert_eq!(built(vec![host(LOCAL, vec![alone], vec![])]).left_out(), (1, 0));
+}
+
+#[test]
 fn a_name_with_dots_leaves_no_hole_above_it_and_takes_no_name_of_the_internet() {
     let endpoints = vec![
         endpoint("db.shop", &[], &["10.32.0.1/12"]),
