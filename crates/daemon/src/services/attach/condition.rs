@@ -1,5 +1,6 @@
 //! The condition of a container's interface: missing IPv6, overlapping routes, and damage done by others.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use super::error::AttachError;
 use super::maker::Maker;
 use super::mend::Judgement;
 use super::ports;
-use super::{Attachments, Saved, mac_of, spec_of};
+use super::{Attachments, Locked, Saved, mac_of, spec_of};
 use crate::devices::TAP;
 
 /// The condition of one interface.
@@ -142,38 +143,13 @@ impl Attachments {
         Ok(())
     }
 
-    /// Judges the attachment that a notice is about.
-    pub(crate) async fn judge(&self, notice: &PortNotice) -> Option<Judgement> {
+    /// Judges the attachments that a notice is about.
+    pub(crate) async fn judge(&self, notice: &PortNotice) -> Vec<Judgement> {
         let mut inner = self.lock().await;
-        let (id, of, damage) = match notice {
-            PortNotice::Device { id, name, .. } => {
-                let saved = inner.saved.get(id)?;
-                let wrong = saved.wrong_with(notice);
-                // Most notices change nothing, and so must not publish the list of all containers anew.
-                if let Some(damage) = saved.damage_after(notice) {
-                    inner.saved.get_mut(id)?.condition.damage = damage;
-                }
-                (id.clone(), name.clone(), wrong)
-            }
-            PortNotice::Gone { id, name } => {
-                let is_ours = |saved: &&Saved| {
-                    !ports::is_on_its_way(name)
-                        && (!saved.maker.is_docker() || *name == saved.host_interface)
-                };
-                inner.saved.get(id).filter(is_ours)?;
-                (id.clone(), name.clone(), Some(format!("{name} is gone")))
-            }
-            PortNotice::AddressGone { address } => {
-                let has = |it: &&Saved| {
-                    let mut addresses = it.attachment.addresses.iter();
-                    !it.maker.is_docker() && addresses.any(|it| it.addr() == *address)
-                };
-                let id = inner.saved.values().find(has)?.attachment.id.clone();
-                (id, address.to_string(), Some(format!("the address {address} is gone")))
-            }
-            _ => return None,
-        };
-        Some(Judgement { id, of, damage })
+        match notice {
+            PortNotice::AddressGone { address } => without_address(&inner.saved, *address),
+            notice => judge_device(&mut inner, notice).into_iter().collect(),
+        }
     }
 
     /// Records damage for `ps` that stays for a while.
@@ -218,20 +194,91 @@ impl Attachments {
     }
 }
 
+/// Judges the attachment whose device a notice is about.
+fn judge_device(inner: &mut Locked<'_>, notice: &PortNotice) -> Option<Judgement> {
+    let (id, of, damage) = match notice {
+        PortNotice::Device { id, name, .. } => {
+            let saved = inner.saved.get(id)?;
+            let wrong = saved.wrong_with(notice);
+            // Most notices change nothing, and so must not publish the list of all containers anew.
+            if let Some(damage) = saved.damage_after(notice) {
+                inner.saved.get_mut(id)?.condition.damage = damage;
+            }
+            (id, name, wrong)
+        }
+        PortNotice::Gone { id, name } => {
+            let is_ours = |saved: &&Saved| {
+                !ports::is_on_its_way(name)
+                    && (!saved.maker.is_docker() || *name == saved.host_interface)
+            };
+            inner.saved.get(id).filter(is_ours)?;
+            (id, name, Some(format!("{name} is gone")))
+        }
+        _ => return None,
+    };
+    Some(Judgement { id: id.clone(), of: of.clone(), damage })
+}
+
+/// The attachments that may lack an address which is gone somewhere: several networks may have it, and the notice does
+/// not say which.
+fn without_address(saved: &BTreeMap<String, Saved>, address: IpAddr) -> Vec<Judgement> {
+    let has = |it: &&Saved| {
+        let mut addresses = it.attachment.addresses.iter();
+        !it.maker.is_docker() && addresses.any(|it| it.addr() == address)
+    };
+    let judged = |it: &Saved| Judgement {
+        id: it.attachment.id.clone(),
+        of: address.to_string(),
+        damage: Some(format!("the address {address} is gone")),
+    };
+    saved.values().filter(has).map(judged).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn each_fault_of_an_interface_is_named() {
-        let attachment = r#"{"id":"netns:a","name":"a","interface":"weft0","mac":"02:00:00:00:00:07",
-            "addresses":["10.32.0.1/12","fd00::1/64"],"mtu":1388,"since":""}"#;
+    /// An attachment with a key, the name of its network, and an address with its prefix.
+    fn saved(id: &str, vni: u32, address: &str) -> Saved {
+        let attachment = format!(
+            r#"{{"id":"{id}","name":"a","interface":"weft0","mac":"02:00:00:00:00:07","vni":{vni},
+            "addresses":["{address}","fd00::1/64"],"mtu":1388,"since":""}}"#
+        );
         let sandbox = r#"{"id":"netns:a","name":"a","namespace":"/run/netns/a","kind":"netns",
             "pid":null,"pid_start":null,"device":4,"inode":5}"#;
         let text = format!(
             r#"{{"sandbox":{sandbox},"attachment":{attachment},"host_interface":"weftv1","multicast_route":true}}"#
         );
-        let mut saved: Saved = serde_json::from_str(&text).unwrap_or_else(|it| panic!("{it}"));
+        serde_json::from_str(&text).unwrap_or_else(|it| panic!("{it}"))
+    }
+
+    #[test]
+    fn an_address_that_is_gone_is_missed_on_each_network_that_has_it() {
+        let docker = Maker::Docker { endpoint: "e".to_owned() };
+        let all: BTreeMap<String, Saved> = [
+            saved("netns:a", 1, "10.32.0.1/12"),
+            saved("shop/netns:b", 7, "10.32.0.1/16"),
+            saved("netns:c", 1, "10.32.0.2/12"),
+            // Its engine alone gives it addresses.
+            Saved { maker: docker, ..saved("docker-endpoint:e", 8, "10.32.0.1/16") },
+        ]
+        .map(|saved| (saved.attachment.id.clone(), saved))
+        .into();
+        let missed = |text: &str| -> Vec<String> {
+            let address = text.parse().unwrap_or_else(|it| panic!("{it}"));
+            without_address(&all, address).into_iter().map(|it| it.id).collect()
+        };
+        assert_eq!(missed("10.32.0.1"), ["netns:a", "shop/netns:b"]);
+        assert_eq!(missed("10.32.0.2"), ["netns:c"]);
+        assert_eq!(missed("10.32.0.3"), [""; 0]);
+        let judged = without_address(&all, [10, 32, 0, 1].into());
+        let text = Some("the address 10.32.0.1 is gone".to_owned());
+        assert!(judged.iter().all(|it| it.of == "10.32.0.1" && it.damage == text));
+    }
+
+    #[test]
+    fn each_fault_of_an_interface_is_named() {
+        let mut saved = saved("netns:a", 1, "10.32.0.1/12");
         let notice = |name: &str, mac: u8, mtu, up, has_master| PortNotice::Device {
             id: "netns:a".into(),
             name: name.into(),

@@ -140,8 +140,7 @@ async fn follow(
         tokio::select! {
             notice = pulse.wait(watch.next()) => match notice? {
                 PortNotice::Lost => attachments.plug_in_all().await,
-                notice => {
-                    let Some(judged) = attachments.judge(&notice).await else { continue };
+                notice => for judged in attachments.judge(&notice).await {
                     let waits = damages.note(Instant::now(), judged);
                     if let Some((id, text, left)) = waits {
                         let left = left.as_secs().max(1);
