@@ -265,6 +265,40 @@ fn networks_of_docker_are_those_of_weft() -> anyhow::Result<()> {
 }
 
 #[test]
+fn a_container_is_on_no_two_networks_whose_addresses_overlap() -> anyhow::Result<()> {
+    let docked = Docked::start()?;
+    let [one, _] = &docked.engines;
+    let of_weft = ["network", "create", "-d", "weft", "--ipam-driver", "weft"];
+    let same = ["--subnet", "10.9.0.0/24"];
+    for name in ["shop", "prod"] {
+        let option = format!("network={name}");
+        let named = ["--ipam-opt", &option, "-o", &option, name];
+        one.run(&[&of_weft[..], &same, &named].concat())?;
+    }
+    let apart = ["--subnet", "10.8.0.0/24", "-o", "network=test", "test"];
+    one.run(&[&of_weft[..], &apart].concat())?;
+    one.run(&["run", "-d", "--network", "shop", "--name", "web", IMAGE, "sleep", "1000"])?;
+    let overlap = "is on network shop already, whose addresses overlap with those of network prod";
+    let text = one.refused(&["network", "connect", "prod", "web"])?;
+    ensure!(text.contains(overlap), "{text}");
+    // A network that does not overlap is joined, also after the refusal.
+    one.run(&["network", "connect", "test", "web"])?;
+    let interfaces = one.run(&["exec", "web", "ls", "/sys/class/net"])?;
+    ensure!(["eth0", "eth1"].iter().all(|name| interfaces.contains(name)), "{interfaces}");
+    let attached = docked.lab.host(0).weft_json(&["ps"])?;
+    ensure!(attached.as_array().is_some_and(|all| all.len() == 2), "{attached}");
+    // Another container may have that network, and this one too once it has left the first.
+    one.run(&["run", "-d", "--network", "prod", "--name", "db", IMAGE, "sleep", "1000"])?;
+    one.run(&["network", "disconnect", "shop", "web"])?;
+    one.run(&["network", "connect", "prod", "web"])?;
+    ping(one, "web", &one.address("db", "prod")?)?;
+
+    one.run(&["rm", "-f", "web", "db"])?;
+    one.run(&["network", "rm", "shop", "prod", "test"])?;
+    Ok(())
+}
+
+#[test]
 fn the_demo_shows_containers_that_know_each_other_by_name() -> anyhow::Result<()> {
     let lab = Lab { sandbox: Sandbox::new(&SandboxOptions::default())? };
     demo::docker::launch_all(&lab.sandbox, true)?;

@@ -184,6 +184,17 @@ pub enum PluginError {
         /// The engine's id.
         id: String,
     },
+    /// A container on two networks of Weft's with the same addresses.
+    #[error(
+        "the container is on network {first} already, whose addresses overlap with those of network {second}: \
+         create one of them with another --subnet"
+    )]
+    Overlap {
+        /// Weft's network that it is on.
+        first: NetworkName,
+        /// The one that it is to join.
+        second: NetworkName,
+    },
     /// An endpoint that Weft has no record of.
     #[error(
         "Weft has no record of endpoint {endpoint}: take the container off the network \

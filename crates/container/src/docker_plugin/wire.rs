@@ -182,7 +182,7 @@ pub struct CreateEndpoint {
     pub options: Options,
 }
 
-/// An endpoint of a network. `Join` has further fields, which the plugin does not use.
+/// An endpoint of a network. `Join` has more fields, of which the plugin uses one.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct EndpointRef {
@@ -192,6 +192,9 @@ pub struct EndpointRef {
     /// The engine's id of the endpoint.
     #[serde(rename = "EndpointID", deserialize_with = "nullable")]
     pub endpoint_id: String,
+    /// In `Join` the path of the container's namespace, which may not exist yet. It tells containers apart.
+    #[serde(rename = "SandboxKey", deserialize_with = "nullable")]
+    pub sandbox_key: String,
 }
 
 /// Addresses of an endpoint. In an answer only fields that were empty in the request may be set.

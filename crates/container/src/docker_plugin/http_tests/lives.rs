@@ -162,6 +162,14 @@ async fn two_halves_that_name_two_networks_are_refused() {
     let one = docker.run(&network, Run { endpoint: "e1", ..Run::default() }).await.unwrap();
     let two = docker.run(&blog, Run { endpoint: "e2", ..Run::default() }).await.unwrap();
     assert_eq!(one.ip, two.ip);
+    // In one container Linux would use one of them alone.
+    let beside = Run { endpoint: "e3", sandbox: "e1", ..Run::default() };
+    let error = docker.run(&blog, beside.clone()).await.unwrap_err();
+    assert!(error.contains("on network shop already") && error.contains("network blog"), "{error}");
+    docker.stop(&one).await;
+    let moved = docker.run(&blog, beside).await.unwrap();
+    let one = docker.run(&network, Run { endpoint: "e4", ..Run::default() }).await.unwrap();
+    docker.stop(&moved).await;
     // A range that the network has not.
     let strange = Create {
         id: "n4",

@@ -56,6 +56,8 @@ struct Network {
 #[derive(Clone, Debug, Default)]
 struct Run<'a> {
     endpoint: &'a str,
+    /// The container's key; empty: one for this endpoint alone.
+    sandbox: &'a str,
     name: &'a str,
     ip: &'a str,
     ip6: &'a str,
@@ -67,6 +69,7 @@ struct Run<'a> {
 struct Running {
     network: Network,
     endpoint: String,
+    sandbox: String,
     ip: String,
     ip6: Option<String>,
     mac: String,
@@ -199,6 +202,7 @@ impl Docker {
         let mut running = Running {
             network: network.clone(),
             endpoint: run.endpoint.to_owned(),
+            sandbox: [run.sandbox, run.endpoint][usize::from(run.sandbox.is_empty())].to_owned(),
             ip,
             ip6: None,
             mac: run.mac.to_owned(),
@@ -235,7 +239,7 @@ impl Docker {
             running.mac = text(mac);
         }
         let mut request = ids;
-        request["SandboxKey"] = "/var/run/docker/netns/0123456789ab".into();
+        request["SandboxKey"] = format!("/var/run/docker/netns/{}", running.sandbox).into();
         running.joined = self.network("Join", request).await?;
         Ok(())
     }

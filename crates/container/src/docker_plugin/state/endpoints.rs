@@ -16,6 +16,8 @@ use super::{Action, ENDPOINTS_MAX, Endpoint, Outcome, Phase, State, Step, Steppe
 
 /// The longest name of a link, in bytes (IFNAMSIZ less the final zero).
 const INTERFACE_NAME_BYTES_MAX: usize = 15;
+/// The longest key of a container, in bytes: engines' keys are paths of namespaces.
+const SANDBOX_KEY_BYTES_MAX: usize = 1_024;
 /// Containers' links are named eth0, eth1, and so on.
 const DST_PREFIX: &str = "eth";
 /// The most routes of an endpoint.
@@ -32,6 +34,14 @@ pub(super) struct EndpointWork {
     /// Ranges from which addresses are still to be taken; the first is being waited for.
     fill: VecDeque<IpNet>,
     guards: Vec<Undo>,
+}
+
+/// `Join` waits for its link.
+#[derive(Clone, Debug)]
+pub(super) struct JoinWork {
+    endpoint: String,
+    sandbox: String,
+    guard: Option<Undo>,
 }
 
 impl State {
@@ -83,6 +93,7 @@ impl State {
             addresses,
             owners: Vec::new(),
             phase: Phase::Created,
+            sandbox: String::new(),
         };
         let asked = request.interface.clone();
         let work = EndpointWork { id, asked, endpoint, allocator, fill, guards: Vec::new() };
@@ -148,6 +159,8 @@ impl State {
     pub(super) fn join(&mut self, request: &EndpointRef) -> Stepped {
         let id = endpoint_id(request)?;
         let (endpoint, network) = self.find(request)?;
+        let sandbox = sandbox_key(request)?;
+        self.check_apart(endpoint, &network, &sandbox)?;
         let link = LinkRequest {
             endpoint: id.clone(),
             network,
@@ -157,18 +170,47 @@ impl State {
         // A second Join must not remove the link of the first when it fails.
         let fresh = endpoint.phase == Phase::Created;
         let guard = fresh.then(|| self.guard(Undo::RemoveLink { endpoint: id.clone() }));
-        Ok(Step::act(Action::PrepareLink(link), Work::Join { endpoint: id, guard }))
+        let work = JoinWork { endpoint: id, sandbox, guard };
+        Ok(Step::act(Action::PrepareLink(link), Work::Join(work)))
+    }
+
+    /// Refuses a container whose other network of Weft's leads to the same addresses: it would reach them on one of
+    /// the two.
+    fn check_apart(
+        &self,
+        new: &Endpoint,
+        network: &NetworkName,
+        sandbox: &str,
+    ) -> Result<(), PluginError> {
+        let overlap =
+            |it: &IpNet, net: &IpNet| it.contains(&net.network()) || net.contains(&it.network());
+        let overlaps = |other: &Endpoint| {
+            other.addresses.iter().any(|it| new.addresses.iter().any(|net| overlap(it, net)))
+        };
+        let is_beside = |other: &&Endpoint| {
+            other.phase == Phase::Joined && !sandbox.is_empty() && other.sandbox == sandbox
+        };
+        let name = |other: &Endpoint| self.networks.get(&other.network).map(|it| &it.name);
+        let others = self.endpoints.values().filter(is_beside).filter(|it| overlaps(it));
+        let mut others = others.filter_map(name);
+        match others.find(|other| *other != network) {
+            Some(other) => {
+                let (first, second) = (other.clone(), network.clone());
+                Err(PluginError::Overlap { first, second })
+            }
+            None => Ok(()),
+        }
     }
 
     pub(super) fn joined(
         &mut self,
-        id: &str,
-        guard: Option<Undo>,
+        work: JoinWork,
         outcome: Result<Outcome, BackendError>,
     ) -> Stepped {
-        let result = match (outcome, self.endpoints.get_mut(id)) {
-            (Ok(Outcome::Link(link)), Some(endpoint)) => endpoint.join(link),
-            (Ok(_), None) => Err(PluginError::UnknownEndpoint { endpoint: id.to_owned() }),
+        let JoinWork { endpoint: id, sandbox, guard } = work;
+        let result = match (outcome, self.endpoints.get_mut(&id)) {
+            (Ok(Outcome::Link(link)), Some(endpoint)) => endpoint.join(link, sandbox),
+            (Ok(_), None) => Err(PluginError::UnknownEndpoint { endpoint: id }),
             (Ok(_), _) => Err(PluginError::Internal("a link was answered with something else")),
             (Err(error), _) => Err(error.into()),
         };
@@ -187,6 +229,7 @@ impl State {
             && endpoint.phase == Phase::Joined
         {
             endpoint.phase = Phase::Created;
+            endpoint.sandbox.clear();
             self.take_back(Undo::RemoveLink { endpoint: id.clone() });
         }
         Step::done()
@@ -269,13 +312,14 @@ impl Endpoint {
         Answer::Endpoint { interface }
     }
 
-    /// The link is ready.
-    fn join(&mut self, link: Link) -> Result<Answer, PluginError> {
+    /// The link is ready for a container.
+    fn join(&mut self, link: Link, sandbox: String) -> Result<Answer, PluginError> {
         let Link { interface, ranges } = link;
         if interface.is_empty() || interface.len() > INTERFACE_NAME_BYTES_MAX {
             return Err(PluginError::Internal("a link's name has not 1 to 15 bytes"));
         }
         self.phase = Phase::Joined;
+        self.sandbox = sandbox;
         let beyond = |range: &&IpNet| {
             let own = self.address(range.addr().is_ipv6());
             own.is_some_and(|own| own.trunc() != **range)
@@ -295,4 +339,14 @@ fn endpoint_id(request: &EndpointRef) -> Result<String, PluginError> {
     options::engine_id("NetworkID", &request.network_id)?;
     options::engine_id("EndpointID", &request.endpoint_id)?;
     Ok(request.endpoint_id.clone())
+}
+
+/// The engine's key of a container; empty if it gives none.
+fn sandbox_key(request: &EndpointRef) -> Result<String, PluginError> {
+    let key = &request.sandbox_key;
+    if key.len() > SANDBOX_KEY_BYTES_MAX {
+        let why = format!("it is longer than {SANDBOX_KEY_BYTES_MAX} bytes");
+        return Err(options::bad("SandboxKey", key, &why));
+    }
+    Ok(key.clone())
 }

@@ -22,7 +22,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use weft_packet::ethernet::Mac;
 
-use self::endpoints::EndpointWork;
+use self::endpoints::{EndpointWork, JoinWork};
 use self::listing::Suspect;
 pub use self::listing::{ListedNetwork, ListedPool, Listing, Reconciled, SUSPECT_S};
 use self::networks::NetworkWork;
@@ -97,6 +97,9 @@ struct Endpoint {
     /// Owners of those addresses that the endpoint itself has taken.
     owners: Vec<String>,
     phase: Phase,
+    /// With a link, the engine's key of the container. Empty in records of earlier versions.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    sandbox: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -222,7 +225,7 @@ enum Work {
     Address(AddressWork),
     Network(Box<NetworkWork>),
     Endpoint(Box<EndpointWork>),
-    Join { endpoint: String, guard: Option<Undo> },
+    Join(JoinWork),
     Facts,
 }
 
@@ -289,7 +292,7 @@ impl State {
             (Work::Address(work), outcome) => self.address_allocated(work, outcome),
             (Work::Network(work), outcome) => self.network_stepped(*work, outcome),
             (Work::Endpoint(work), outcome) => self.endpoint_stepped(*work, outcome),
-            (Work::Join { endpoint, guard }, outcome) => self.joined(&endpoint, guard, outcome),
+            (Work::Join(work), outcome) => self.joined(work, outcome),
             (Work::Facts, Ok(Outcome::Facts(value))) => Ok(Step::answer(Answer::Info { value })),
             // `docker network inspect` works without them.
             (Work::Facts, _) => Ok(Step::answer(Answer::Info { value: BTreeMap::new() })),

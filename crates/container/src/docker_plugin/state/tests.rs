@@ -215,6 +215,8 @@ impl Op {
         let reference = |network: u8, id: u8| EndpointRef {
             network_id: format!("net{network}"),
             endpoint_id: format!("endpoint{id}"),
+            // Few containers, so that some are on several networks.
+            sandbox_key: format!("sandbox{}", id % 2),
         };
         Some(match self {
             Self::RequestPool { name, subnet, range, v6 } => {
@@ -268,7 +270,7 @@ impl Op {
                     address if address.is_empty() => address,
                     address => format!("{address}/{}", subnet.prefix_len()),
                 };
-                let EndpointRef { network_id, endpoint_id } = reference(network, id);
+                let EndpointRef { network_id, endpoint_id, .. } = reference(network, id);
                 let interface = Interface { address, ..Interface::default() };
                 let options = BTreeMap::new();
                 Call::CreateEndpoint(CreateEndpoint { network_id, endpoint_id, interface, options })
@@ -456,7 +458,7 @@ impl Engine {
                 let network = self.networks.get_mut(&id).unwrap();
                 let Some((endpoint_id, address)) = network.endpoints.pop_first() else { return };
                 let pool_id = network.pool_id.clone();
-                let request = EndpointRef { network_id: id, endpoint_id };
+                let request = EndpointRef { network_id: id, endpoint_id, ..EndpointRef::default() };
                 if matches!(task, Task::Stop(_)) {
                     self.ask(Call::Leave(request.clone()));
                     self.ask(Call::DeleteEndpoint(request));
@@ -512,8 +514,11 @@ impl Engine {
         };
         self.next += 1;
         let (network_id, endpoint_id) = (network_id.to_owned(), format!("endpoint{}", self.next));
-        let reference =
-            EndpointRef { network_id: network_id.clone(), endpoint_id: endpoint_id.clone() };
+        let reference = EndpointRef {
+            network_id: network_id.clone(),
+            endpoint_id: endpoint_id.clone(),
+            sandbox_key: endpoint_id.clone(),
+        };
         let ip = net(&address).addr();
         let request = CreateEndpoint {
             network_id: network_id.clone(),
