@@ -169,7 +169,8 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
         keep_accepted(kernel, switch, daemon.networks.held(), pulse)
     });
     start!("firewall", [daemon, kernel, engine], |pulse| {
-        daemon.firewall.clone().keep(kernel, engine, daemon.settings.clone(), pulse)
+        let (settings, held) = (daemon.settings.clone(), daemon.networks.held());
+        daemon.firewall.clone().keep((kernel, engine), settings, held, pulse)
     });
     start!("link mtu", [daemon, kernel], |pulse| {
         let (links, control) = (daemon.links.clone(), daemon.control.clone());

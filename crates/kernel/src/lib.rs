@@ -40,7 +40,7 @@ pub use self::{
         mss::MssClamp,
         nft_watch::NftWatch,
         port_locks::{LockCounts, PORT_LOCKS_MAX, PortLocks},
-        ruleset::{Carried, Obstacle},
+        ruleset::{Carried, CarriedBridge, Obstacle},
         senders::Senders,
     },
     handle::Kernel,

@@ -78,7 +78,17 @@ fn rules_that_stop_bridged_frames_are_named_and_the_rule_told_mends_it() -> anyh
         wait_ping(&one, two.ipv6()?.into(), limit)?;
         run(host, &format!("nft delete table {family} labfw"))?;
     }
-    Ok(())
+    // Each network has its own bridge.
+    host.weft(&["network", "create", "shop"])?.success()?;
+    let hook = "{ type filter hook forward priority 0 ; policy drop ; }";
+    run(host, "nft add table inet labfw")?;
+    run(host, &format!("nft add chain inet labfw judge {hook}"))?;
+    run(host, "nft add rule inet labfw judge iifname weft oifname weft accept")?;
+    let remedy = told(host, "inet labfw judge")?;
+    let shop = "iifname \"weft-br-8d9001\" oifname \"weft-br-8d9001\" accept";
+    assert!(remedy.ends_with(shop), "{remedy}");
+    host.netns().exec(&["sh", "-c", &remedy.replace('"', "\\\"")])?.success()?;
+    silent(host)
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Whether this host's own firewall blocks or changes Weft's traffic.
 
 use weft_daemon::SWITCH;
-use weft_kernel::{Carried, Kernel, KernelError, Obstacle};
+use weft_kernel::{Carried, CarriedBridge, Kernel, KernelError, NetworkDevices, Obstacle};
 
 use super::{Finding, State};
 
@@ -19,8 +19,15 @@ fn read(ipsec: bool) -> Result<Vec<Obstacle>, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| error.to_string())?;
     let ranges = vec![ipnet::IpNet::V4(weft_daemon::config::DEFAULT_RANGE)];
-    let carried = Carried { bridge: Some(SWITCH.to_owned()), ranges, ipsec };
-    let read = async { Kernel::new()?.obstacles(&carried).await };
+    let weft = CarriedBridge { name: SWITCH.to_owned(), ranges };
+    // Their ranges are known to the daemon alone.
+    let other = |vni| CarriedBridge { name: NetworkDevices::of(vni).bridge, ranges: Vec::new() };
+    let read = async {
+        let kernel = Kernel::new()?;
+        let others = kernel.network_bridges().await?.into_iter().map(other);
+        let bridges = std::iter::once(weft).chain(others).collect();
+        kernel.obstacles(&Carried { bridges, ipsec }).await
+    };
     runtime.block_on(read).map_err(|error: KernelError| error.to_string())
 }
 

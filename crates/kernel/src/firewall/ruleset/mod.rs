@@ -36,13 +36,20 @@ pub struct Obstacle {
     pub remedy: String,
 }
 
+/// A bridge that frames of containers cross.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CarriedBridge {
+    /// Its name.
+    pub name: String,
+    /// The ranges of its network; without one of a family, addresses are not known.
+    pub ranges: Vec<IpNet>,
+}
+
 /// The traffic to check against the host's rules.
 #[derive(Debug, Clone, Default)]
 pub struct Carried {
-    /// The bridge that frames of containers cross, if that is the switch.
-    pub bridge: Option<String>,
-    /// The containers' ranges.
-    pub ranges: Vec<IpNet>,
+    /// The bridges of all networks, if the switch is one.
+    pub bridges: Vec<CarriedBridge>,
     /// The kernel opens packets of format `esp`.
     pub ipsec: bool,
 }
@@ -65,11 +72,17 @@ impl Kernel {
 /// `handed`: whether br_netfilter hands bridged frames to rules of IPv4 and IPv6.
 fn obstacles(rules: &Listing, carried: &Carried, handed: [bool; 2]) -> Vec<Obstacle> {
     let mut found = Vec::new();
-    for (ipv6, handed) in [false, true].into_iter().zip(handed) {
-        if let Some(bridge) = &carried.bridge {
-            at_bridge(rules, bridge, carried, (ipv6, handed), &mut found);
-        }
+    // One of many bridges must not keep these out of the list.
+    for ipv6 in [false, true] {
         at_input(rules, carried.ipsec, ipv6, &mut found);
+    }
+    for bridge in &carried.bridges {
+        if found.len() >= OBSTACLES_MAX {
+            break;
+        }
+        for way in [false, true].into_iter().zip(handed) {
+            at_bridge(rules, bridge, way, &mut found);
+        }
     }
     found.truncate(OBSTACLES_MAX);
     found
@@ -77,15 +90,14 @@ fn obstacles(rules: &Listing, carried: &Carried, handed: [bool; 2]) -> Vec<Obsta
 
 fn at_bridge(
     rules: &Listing,
-    bridge: &str,
-    carried: &Carried,
+    CarriedBridge { name: bridge, ranges }: &CarriedBridge,
     (ipv6, handed): (bool, bool),
     found: &mut Vec<Obstacle>,
 ) {
-    let range = carried.ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
+    let range = ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
     let mut hosts = range.into_iter().flat_map(IpNet::hosts);
     let (source, destination): (Option<IpAddr>, Option<IpAddr>) = (hosts.next(), hosts.next());
-    let bridge_name = Some(bridge.to_owned());
+    let bridge_name = Some(bridge.clone());
     let frame = Packet { ipv6, bridge: bridge_name, source, destination, ..Packet::default() };
     let ip = if ipv6 { "ip6" } else { "ip" };
     let judging = ["inet", ip];

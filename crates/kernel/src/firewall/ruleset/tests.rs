@@ -13,9 +13,22 @@ fn chain(family: &str, table: &str, hook: &str, policy: &str, rules: &[Value]) -
 }
 
 fn found(objects: Vec<Value>, handed: bool, ipsec: bool) -> Vec<(String, String)> {
-    let ranges = ["10.32.0.0/12", "fd00:1::/64"].map(|range| range.parse().unwrap());
-    let carried = Carried { bridge: Some("weft".to_owned()), ranges: ranges.into(), ipsec };
-    let found = obstacles(&Listing(objects), &carried, [handed; 2]);
+    let bridges = vec![bridge("weft", &["10.32.0.0/12", "fd00:1::/64"])];
+    found_on(bridges, objects, handed, ipsec)
+}
+
+fn bridge(name: &str, ranges: &[&str]) -> CarriedBridge {
+    let ranges = ranges.iter().map(|range| range.parse().unwrap()).collect();
+    CarriedBridge { name: name.to_owned(), ranges }
+}
+
+fn found_on(
+    bridges: Vec<CarriedBridge>,
+    objects: Vec<Value>,
+    handed: bool,
+    ipsec: bool,
+) -> Vec<(String, String)> {
+    let found = obstacles(&Listing(objects), &Carried { bridges, ipsec }, [handed; 2]);
     found.into_iter().map(|it| (it.chain, it.remedy)).collect()
 }
 
@@ -64,6 +77,38 @@ fn a_chain_that_drops_bridged_frames_is_named_with_the_rule_to_add() {
         remedies(bridge, false, false),
         ["nft insert rule bridge b c meta ibrname \"weft\" accept"]
     );
+}
+
+#[test]
+fn the_bridge_of_each_network_is_looked_at_and_all_of_them_do_not_hide_the_input() {
+    let accepted = |name: &str| {
+        let names = ["iifname", "oifname"].map(|key| meta(key, json!(name)));
+        json!([names[0], names[1], { "accept": null }])
+    };
+    let firewall = |rules: &[Value]| chain("inet", "fw", "forward", "drop", rules);
+    let (weft, shop) = (bridge("weft", &["10.32.0.0/12"]), bridge("weft-br-8d9001", &[]));
+    let both = || vec![weft.clone(), shop.clone()];
+    let rule =
+        |it: &str| format!("nft insert rule inet fw c iifname \"{it}\" oifname \"{it}\" accept");
+    let remedies = |rules: &[Value]| -> Vec<String> {
+        let found = found_on(both(), firewall(rules), true, false);
+        found.into_iter().map(|(_, remedy)| remedy).collect()
+    };
+    assert_eq!(remedies(&[]), [rule("weft"), rule("weft-br-8d9001")]);
+    assert_eq!(remedies(&[accepted("weft")]), [rule("weft-br-8d9001")]);
+    assert_eq!(remedies(&[accepted("weft"), accepted("weft-br-8d9001")]), [""; 0]);
+    // Each network's own range is the one that is not to be translated.
+    let nat = chain("ip", "nat", "postrouting", "accept", &[json!([{ "masquerade": null }])]);
+    let tills = bridge("weft-br-000007", &["10.9.0.0/24"]);
+    let found = found_on(vec![tills], nat, true, false);
+    assert!(found[0].1.contains("ip saddr 10.9.0.0/24 oifname \"weft-br-000007\""), "{found:?}");
+
+    let many = (0..300).map(|n| bridge(&format!("weft-br-{n:06x}"), &[])).collect();
+    let mut objects = firewall(&[]);
+    objects.extend(chain("inet", "in", "input", "drop", &[]));
+    let found = found_on(many, objects, true, false);
+    assert_eq!(found.len(), OBSTACLES_MAX);
+    assert!(found.iter().any(|(chain, _)| chain == "inet in c"), "{found:?}");
 }
 
 #[test]
