@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::ensure;
+use serde_json::json;
 use weft_bench::demo;
 use weft_bench::sandbox::{Sandbox, SandboxOptions, try_wait_until};
 use weft_lab::docker::{self, Docked, Engine, IMAGE, launch, ping};
@@ -295,6 +296,52 @@ fn a_container_is_on_no_two_networks_whose_addresses_overlap() -> anyhow::Result
 
     one.run(&["rm", "-f", "web", "db"])?;
     one.run(&["network", "rm", "shop", "prod", "test"])?;
+    Ok(())
+}
+
+#[test]
+fn an_internal_network_of_docker_is_one_of_weft_on_each_host() -> anyhow::Result<()> {
+    let docked = Docked::start()?;
+    let [one, two] = &docked.engines;
+    let of_weft = ["network", "create", "-d", "weft", "--ipam-driver", "weft"];
+    let shut = ["--ipam-opt", "network=shut", "-o", "network=shut", "shut"];
+    let closed = ["--internal"];
+    docked.both(&[&of_weft[..], &closed, &shut].concat())?;
+    for host in docked.lab.sandbox.hosts() {
+        let network = &host.weft_json(&["network", "inspect", "shut"])?[0];
+        ensure!(network["internal"] == true && network["clashes"] == json!([]), "{network}");
+        // No host lets containers out.
+        let expose = host.weft(&["expose", "--network", "shut", "--masquerade"])?;
+        let text = format!("{}{}", expose.stdout, expose.stderr);
+        ensure!(!expose.status.success() && text.contains("shut is internal"), "{text}");
+    }
+    let run = ["run", "-d", "--network", "shut", "--name"];
+    one.run(&[&run[..], &["web", IMAGE, "sleep", "1000"]].concat())?;
+    two.run(&[&run[..], &["db", IMAGE, "sleep", "1000"]].concat())?;
+    ping(one, "web", &two.address("db", "shut")?)?;
+    let routes = one.run(&["exec", "web", "ip", "route"])?;
+    ensure!(!routes.contains("default") && !routes.contains("eth1"), "{routes}");
+
+    // Docker's network and Weft's are both internal, or neither.
+    let text = two.refused(&[&of_weft[..], &shut[..4], &["open"]].concat())?;
+    ensure!(text.contains("network shut cannot be used: it is internal"), "{text}");
+    let open = ["--ipam-opt", "network=open", "-o", "network=open"];
+    one.run(&[&of_weft[..], &open, &["open"]].concat())?;
+    for named in [&open[..], &[]] {
+        let text = two.refused(&[&of_weft[..], &closed, named, &["wrong"]].concat())?;
+        ensure!(text.contains("it is not internal"), "{text}");
+    }
+
+    one.run(&["rm", "-f", "web"])?;
+    two.run(&["rm", "-f", "db"])?;
+    docked.both(&["network", "rm", "shut"])?;
+    one.run(&["network", "rm", "open"])?;
+    for host in docked.lab.sandbox.hosts() {
+        try_wait_until("the networks to go with Docker's", LIMIT, || {
+            let left = host.weft_json(&["network", "ls"])?;
+            Ok(left.as_array().is_some_and(|left| left.len() == 1))
+        })?;
+    }
     Ok(())
 }
 

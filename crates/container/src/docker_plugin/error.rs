@@ -146,7 +146,7 @@ pub enum PluginError {
     /// A pool that belongs to no network of Weft's.
     #[error(
         "{subnet} belongs to no network of Weft's, so no address can be chosen from it: \
-         create the network with --ipam-opt network=NAME"
+         create the network with -d weft, -o network=NAME and --ipam-opt network=NAME"
     )]
     Unbound {
         /// The range.

@@ -52,6 +52,7 @@ impl World {
             allocator: NetworkName::ready(),
             gateways: ranges.iter().copied().map(options::first_host).collect(),
             ranges,
+            exists: true,
         };
         Self {
             networks: [(NetworkName::ready(), weft)].into(),
@@ -135,24 +136,30 @@ impl World {
 
     fn open(&mut self, request: NetworkRequest) -> Result<NetworkInfo, BackendError> {
         self.opened.push(request.clone());
-        let NetworkRequest { name, ranges, .. } = request;
+        let NetworkRequest { name, ranges, internal, .. } = request;
         let ready = self.networks.get(&NetworkName::ready()).unwrap().clone();
-        let info = self.networks.entry(name.clone()).or_insert_with(|| {
-            if ranges.iter().all(|range| ready.ranges.contains(range)) {
-                return ready;
-            }
-            NetworkInfo {
+        let new = match ranges.iter().all(|range| ready.ranges.contains(range)) {
+            true => ready,
+            false => NetworkInfo {
                 allocator: name.clone(),
                 gateways: ranges.iter().copied().map(options::first_host).collect(),
                 ranges: ranges.clone(),
+                exists: true,
+            },
+        };
+        let info = match internal {
+            Some(_) => self.networks.entry(name.clone()).or_insert(new).clone(),
+            None => {
+                let planned = NetworkInfo { exists: false, gateways: Vec::new(), ..new };
+                self.networks.get(&name).cloned().unwrap_or(planned)
             }
-        });
+        };
         match ranges.iter().find(|range| !info.ranges.contains(range)) {
             Some(range) => {
                 let why = format!("it has not the range {range}");
                 Err(BackendError::Clash { network: name, why })
             }
-            None => Ok(info.clone()),
+            None => Ok(info),
         }
     }
 

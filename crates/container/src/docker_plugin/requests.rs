@@ -17,8 +17,9 @@ pub struct NetworkRequest {
     pub ranges: Vec<IpNet>,
     /// Another IPAM driver gives addresses of these ranges, so Weft must not.
     pub external: bool,
-    /// Whether Docker's network has no way out.
-    pub internal: bool,
+    /// Whether Docker's network has no way out. `None`: Docker asks for addresses only, and has not said it yet.
+    /// A network that there is not is created once it is known.
+    pub internal: Option<bool>,
 }
 
 /// A network as it is.
@@ -30,6 +31,8 @@ pub struct NetworkInfo {
     pub ranges: Vec<IpNet>,
     /// Addresses that it keeps for the hosts themselves; at most one of each range.
     pub gateways: Vec<IpAddr>,
+    /// False: there is none yet, and one that is created would be as this says.
+    pub exists: bool,
 }
 
 /// An address that Docker asks for.

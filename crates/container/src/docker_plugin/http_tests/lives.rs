@@ -139,6 +139,38 @@ async fn a_network_without_a_name_is_refused_unless_its_range_is_the_ready_netwo
     docker.assert_clean().await;
 }
 
+/// Addresses are asked for first, and nobody may change a network afterwards.
+#[tokio::test]
+async fn a_network_is_created_once_docker_has_said_whether_it_is_internal() {
+    let docker = Docker::new();
+    let subnet = "10.40.0.0/16";
+    let request = json!({"AddressSpace": "weft", "Pool": subnet, "Options": shop(), "V6": false});
+    let pool = docker.ipam("RequestPool", request).await.unwrap();
+    let id = text(&pool["PoolID"]);
+    assert_eq!(id, "weft,shop,10.40.0.0/16");
+    assert_eq!(docker.daemon.world().networks.len(), 1, "the ready network alone");
+    let error = docker.address(&id, "", Value::Null).await.unwrap_err();
+    assert!(error.contains("belongs to no network"), "{error}");
+    docker.ipam("ReleasePool", json!({"PoolID": id})).await.unwrap();
+    docker.assert_clean().await;
+
+    let both =
+        Create { id: "n1", options: shop(), ipam_options: shop(), subnet, ..Create::default() };
+    let other = Create { options: json!({"network": "blog"}), ..both.clone() };
+    let error = docker.create(other).await.unwrap_err();
+    assert!(error.contains("belongs to network shop, not to blog"), "{error}");
+    docker.daemon.world().opened.clear();
+    let network = docker.create(Create { internal: true, ..both }).await.unwrap();
+    let said: Vec<Option<bool>> =
+        docker.daemon.world().opened.iter().map(|request| request.internal).collect();
+    assert_eq!(said, [None, Some(true)]);
+    let web = docker.run(&network, Run { endpoint: "e1", ..Run::default() }).await.unwrap();
+    assert_eq!(web.ip, "10.40.0.2/16");
+    docker.stop(&web).await;
+    docker.remove(&network).await;
+    docker.assert_clean().await;
+}
+
 #[tokio::test]
 async fn two_halves_that_name_two_networks_are_refused() {
     let docker = Docker::new();
@@ -385,7 +417,7 @@ async fn a_container_on_several_networks_restarts() {
     let subnet = "10.40.0.0/16";
     let create = Create { id: "n2", options: shop(), subnet, internal: true, ..Create::default() };
     let second = docker.create(create).await.unwrap();
-    assert!(docker.daemon.world().opened.iter().any(|request| request.internal));
+    assert!(docker.daemon.world().opened.iter().any(|request| request.internal == Some(true)));
     for round in 0..3 {
         let (one, two) = (format!("a{round}"), format!("b{round}"));
         let one = docker.run(&first, Run { endpoint: &one, ..Run::default() }).await.unwrap();

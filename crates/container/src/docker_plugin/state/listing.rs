@@ -214,7 +214,7 @@ impl State {
 impl ListedNetwork {
     fn uses(&self, pool: &Pool) -> bool {
         let listed = ListedPool { subnet: pool.subnet, range: pool.range };
-        let of = pool.binding.as_ref().map(|binding| &binding.network);
+        let of = pool.network();
         let same = match &self.ipam_network {
             Some(network) => pool.named && of == Some(network),
             None => !pool.named || of.is_some_and(NetworkName::is_ready),

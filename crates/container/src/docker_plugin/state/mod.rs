@@ -119,6 +119,9 @@ struct Pool {
     range: Option<IpNet>,
     /// Whether `--ipam-opt` named the network.
     named: bool,
+    /// That network, if there was none yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    planned: Option<NetworkName>,
     binding: Option<Binding>,
     /// How often Docker has asked for it and not released it.
     requests: u32,

@@ -78,7 +78,7 @@ impl State {
         // Of the ready network no range is demanded, so that another subnet is answered with the
         // option that is missing.
         let ranges = if plan.name.is_some() { plan.subnets.clone() } else { Vec::new() };
-        let (external, internal) = (plan.external, plan.internal);
+        let (external, internal) = (plan.external, Some(plan.internal));
         let action = Action::OpenNetwork(NetworkRequest { name, ranges, external, internal });
         let work = NetworkWork { id, plan, guard, opened: None };
         Ok(Step::act(action, Work::Network(Box::new(work))))
@@ -148,7 +148,10 @@ impl State {
         let asked = of_subnet.clone().any(|(_, pool)| pool.is_in_creation(now));
         let is_meant = |pool: &Pool| !asked || pool.is_in_creation(now);
         let of_subnet = of_subnet.filter(|(_, pool)| is_meant(pool));
-        let open = of_subnet.clone().filter(|(_, pool)| pool.binding.is_none());
+        let open = of_subnet.clone().filter(|(_, pool)| {
+            pool.binding.is_none()
+                && (name.is_none() || pool.planned.as_ref().is_none_or(|it| Some(it) == name))
+        });
         let open: Vec<String> = open.map(|(id, _)| id.clone()).collect();
         if !open.is_empty() {
             return open;
@@ -237,15 +240,18 @@ impl State {
                 return Err(PluginError::UnknownPool { pool: id.clone() });
             };
             let subnet = pool.subnet;
+            // Without the option the hosts would not agree on the network.
+            if plan.name.is_none() && pool.network().is_some_and(|of| !of.is_ready()) {
+                return Err(PluginError::NameNeeded { subnet });
+            }
+            let other = match &pool.binding {
+                Some(of) => Some(&of.network).filter(|_| of.allocator != info.allocator),
+                None => pool.planned.as_ref().filter(|planned| **planned != network),
+            };
+            if let Some(of) = other.cloned() {
+                return Err(PluginError::OtherNetwork { subnet, of, network });
+            }
             match &pool.binding {
-                // Without the option the hosts would not agree on the network.
-                Some(of) if plan.name.is_none() && !of.network.is_ready() => {
-                    return Err(PluginError::NameNeeded { subnet });
-                }
-                Some(of) if of.allocator != info.allocator => {
-                    let of = of.network.clone();
-                    return Err(PluginError::OtherNetwork { subnet, of, network });
-                }
                 Some(_) => {}
                 None => {
                     let open = pool.leases.keys().filter(|it| !info.gateways.contains(it));
@@ -263,6 +269,7 @@ impl State {
         for id in &plan.pools {
             if let Some(pool) = self.pools.get_mut(id) {
                 pool.creation = None;
+                pool.planned = None;
                 let subnet = pool.subnet;
                 pool.binding.get_or_insert_with(|| Binding::new(name.clone(), &info, subnet));
             }

@@ -99,11 +99,10 @@ impl State {
         };
         if let Some(subnet) = subnet {
             let wanted = |pool: &Pool| {
-                let of = pool.binding.as_ref().map(|binding| &binding.network);
                 pool.subnet == subnet
                     && pool.range == range
                     && pool.named == named.is_some()
-                    && (named.is_none() || named.as_ref() == of)
+                    && (named.is_none() || named.as_ref() == pool.network())
             };
             if let Some((id, pool)) = self.pools.iter_mut().find(|(_, pool)| wanted(pool)) {
                 return pool.ask(id, now).map(Step::answer);
@@ -123,7 +122,7 @@ impl State {
         // Without a name the subnet may be of a network that `CreateNetwork` will name.
         let ranges = subnet.filter(|_| named.is_some()).into_iter().collect();
         let guard = self.guard_network(&name);
-        let action = NetworkRequest { name, ranges, external: false, internal: false };
+        let action = NetworkRequest { name, ranges, external: false, internal: None };
         let work = PoolWork { named, subnet, range, v6, guard, watched };
         Ok(Step::act(Action::OpenNetwork(action), Work::Pool(work)))
     }
@@ -172,15 +171,19 @@ impl State {
         if work.subnet.is_none() && watched {
             self.volatile.retry.last = Some((named.clone(), subnet, now));
         }
-        let named = named.is_some();
-        let binding = bound.then(|| Binding::new(network, info, subnet));
-        let of = binding.as_ref().map_or("", |binding| binding.network.as_str());
+        let is_named = named.is_some();
+        // `CreateNetwork` binds the pool to a network that there is not yet.
+        let planned = named.filter(|_| !info.exists);
+        let binding = (bound && info.exists).then(|| Binding::new(network, info, subnet));
+        let of = binding.as_ref().map(|binding| &binding.network).or(planned.as_ref());
+        let of = of.map_or("", NetworkName::as_str);
         let id = match range {
             Some(range) => format!("{ADDRESS_SPACE},{of},{subnet},{range}"),
             None => format!("{ADDRESS_SPACE},{of},{subnet}"),
         };
         let leases = BTreeMap::new();
-        let new = Pool { subnet, range, named, binding, requests: 0, leases, creation: None };
+        let (named, requests, creation) = (is_named, 0, None);
+        let new = Pool { subnet, range, named, planned, binding, requests, leases, creation };
         let pool = self.pools.entry(id.clone()).or_insert(new);
         pool.named |= named;
         pool.ask(&id, now)
@@ -325,6 +328,11 @@ struct Asked {
 }
 
 impl Pool {
+    /// The network that it belongs to, or is to belong to.
+    pub(super) fn network(&self) -> Option<&NetworkName> {
+        self.binding.as_ref().map(|binding| &binding.network).or(self.planned.as_ref())
+    }
+
     /// Docker asks for the pool once more.
     fn ask(&mut self, id: &str, now: Instant) -> Result<Answer, PluginError> {
         self.requests = self.requests.checked_add(1).ok_or(PluginError::TooMany {

@@ -69,17 +69,24 @@ impl DaemonBackend {
         network.map_err(|error| failed(&format!("use network {name}"), &error.error))
     }
 
-    /// Creates a network for Docker, or uses the one that there is.
+    /// Creates a network for Docker, or uses the one that there is. While Docker asks for addresses alone, a new one
+    /// is only described: a network never changes, and Docker says later whether it is internal.
     async fn open_other(&self, request: NetworkRequest) -> Result<NetworkInfo, BackendError> {
-        // Docker itself holds that its network is internal. Weft's cannot follow it: the pool is asked for before, and
-        // hosts would differ.
-        let NetworkRequest { name, ranges, .. } = request;
+        let NetworkRequest { name, ranges, internal, .. } = request;
         let clash = |why: String| BackendError::Clash { network: name.clone(), why };
         let weft: Vec<IpNet> = self.ranges(Vni::WEFT).await?.all().collect();
         let mut made = self.made.lock().await;
         let known = self.networks.known(name.as_str()).await;
-        if !known.map_err(|error| clash(error.error))?.is_some_and(|network| network.created) {
-            let created = self.networks.create_as(name.as_str(), &ranges, &weft).await;
+        let known = known.map_err(|error| clash(error.error))?;
+        if known.is_none() && internal.is_none() {
+            let planned = self.networks.planned(name.as_str(), &ranges, &weft).await;
+            return planned
+                .map(|own| info(name.clone(), own, &weft, false))
+                .map_err(|error| clash(error.error));
+        }
+        if !known.is_some_and(|network| network.created) {
+            let new = (&ranges[..], internal.unwrap_or_default());
+            let created = self.networks.create_as(name.as_str(), new, &weft).await;
             if created.map_err(|error| clash(error.error))? {
                 made.insert(name.clone());
                 let saved = self.saving_made.save(made.clone()).await;
@@ -87,7 +94,9 @@ impl DaemonBackend {
             }
         }
         drop(made);
-        let vni = self.network(&name).await?.vni;
+        let network = self.network(&name).await?;
+        check_internal(&name, network.internal, internal)?;
+        let vni = network.vni;
         let own: Vec<IpNet> = self.ranges(vni).await?.all().collect();
         if let Some(range) = ranges.iter().find(|range| !own.contains(range)) {
             let list: Vec<String> = own.iter().map(ToString::to_string).collect();
@@ -96,9 +105,7 @@ impl DaemonBackend {
                 list.join(", ")
             )));
         }
-        let shares = own.iter().all(|range| weft.contains(range));
-        let allocator = if shares { NetworkName::ready() } else { name };
-        Ok(NetworkInfo { allocator, ranges: own, gateways: Vec::new() })
+        Ok(info(name, own, &weft, true))
     }
 
     /// Claims an address of a part of the network's range.
@@ -172,13 +179,14 @@ impl Backend for DaemonBackend {
         if !name.is_ready() {
             return self.open_other(request).await;
         }
+        check_internal(&name, false, request.internal)?;
         let ranges = request.ranges;
         let own: Vec<IpNet> = self.ranges(Vni::WEFT).await?.all().collect();
         if let Some(range) = ranges.iter().find(|range| !own.contains(range)) {
             let own: Vec<String> = own.iter().map(ToString::to_string).collect();
             return Err(clash(format!("it has the ranges {}, and not {range}", own.join(", "))));
         }
-        Ok(NetworkInfo { allocator: name, ranges: own, gateways: Vec::new() })
+        Ok(info(name, own, &[], true))
     }
 
     async fn close_network(&self, name: NetworkName) -> Result<(), BackendError> {
@@ -244,6 +252,26 @@ impl Backend for DaemonBackend {
         let saved = self.saving.save(state).await;
         saved.map_err(|error| failed("save the record of Docker's networks", &error.error))
     }
+}
+
+/// A network with these ranges; with those of `weft` it shares that network's addresses.
+fn info(name: NetworkName, ranges: Vec<IpNet>, weft: &[IpNet], exists: bool) -> NetworkInfo {
+    let shares = ranges.iter().all(|range| weft.contains(range));
+    let allocator = if shares { NetworkName::ready() } else { name };
+    NetworkInfo { allocator, ranges, gateways: Vec::new(), exists }
+}
+
+/// Refuses a network of Docker's that has a way out where Weft's has none, and the other way round: Docker would give
+/// its containers one, or a host of Weft's could.
+fn check_internal(name: &NetworkName, own: bool, asked: Option<bool>) -> Result<(), BackendError> {
+    let why = match (own, asked) {
+        (true, Some(false)) => "it is internal, and Docker's would have a way out: add --internal",
+        (false, Some(true)) => {
+            "it is not internal, so its hosts may let containers out: leave out --internal, or give the name of a new network (-o network=NAME --ipam-opt network=NAME)"
+        }
+        _ => return Ok(()),
+    };
+    Err(BackendError::Clash { network: name.clone(), why: why.to_owned() })
 }
 
 fn refusal(error: AttachError, request: &AddressRequest) -> BackendError {

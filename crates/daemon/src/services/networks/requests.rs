@@ -30,12 +30,27 @@ impl Networks {
         Ok(self.list().await?.into_iter().find(|network| network.name == name))
     }
 
-    /// Creates a network for another face: as it is where hosts know it, else with these ranges, or with those that
-    /// follow from its name. Ranges of `weft` mean that it shares them. False if it was created here before.
-    pub(crate) async fn create_as(
+    /// The ranges that [`create_as`](Self::create_as) would give a network that no host knows.
+    pub(crate) async fn planned(
         &self,
         name: &str,
         ranges: &[IpNet],
+        weft: &[IpNet],
+    ) -> Result<Vec<IpNet>, ApiError> {
+        let definition = definition_of(&request_for(name, (ranges, false), weft))?;
+        self.check_range(&definition).await?;
+        let Some(range) = definition.range else { return Ok(weft.to_vec()) };
+        let range6 = definition.range6.map(IpNet::V6);
+        Ok(std::iter::once(IpNet::V4(range)).chain(range6).collect())
+    }
+
+    /// Creates a network for another face: as it is where hosts know it, else with these ranges, or with those that
+    /// follow from its name, and internal or not. Ranges of `weft` mean that it shares them. False if it was created
+    /// here before.
+    pub(crate) async fn create_as(
+        &self,
+        name: &str,
+        new: (&[IpNet], bool),
         weft: &[IpNet],
     ) -> Result<bool, ApiError> {
         let known = self.known(name).await?;
@@ -49,7 +64,7 @@ impl Networks {
                 let joined = answer.await.map_err(|_| stopping())?;
                 joined.map_err(|error| refusal(&error))?.definition
             }
-            None => definition_of(&request_for(name, ranges, weft))?,
+            None => definition_of(&request_for(name, new, weft))?,
         };
         self.create_defined(definition).await.map(|()| true)
     }
@@ -189,10 +204,15 @@ impl Networks {
     }
 }
 
-/// The request for a network with these ranges.
-fn request_for(name: &str, ranges: &[IpNet], weft: &[IpNet]) -> NetworkCreateRequest {
+/// The request for a network with these ranges, internal or not.
+fn request_for(
+    name: &str,
+    (ranges, internal): (&[IpNet], bool),
+    weft: &[IpNet],
+) -> NetworkCreateRequest {
     let mut request = NetworkCreateRequest {
         name: name.to_owned(),
+        internal,
         share_range: !ranges.is_empty() && ranges.iter().all(|range| weft.contains(range)),
         ..NetworkCreateRequest::default()
     };
