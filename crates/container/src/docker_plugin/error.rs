@@ -77,8 +77,7 @@ pub enum PluginError {
     },
     /// Docker's own IPAM gives the same addresses on every host.
     #[error(
-        "Docker's IPAM driver gave {pool}, and on each host it gives the same addresses: add --ipam-driver weft; \
-         if you keep the hosts apart by --ip-range, add -o weft.ipam=external instead"
+        "Docker's IPAM driver gave {pool}, and on each host it gives the same addresses: add --ipam-driver weft"
     )]
     ForeignIpam {
         /// The range.
