@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
-use weft_api::{ApiListener, Invitation};
+use weft_api::{ApiListener, Attachment, Invitation};
 use weft_crypto::PeerId;
 use weft_engine::{Engine, EngineConfig};
 use weft_kernel::engine::{
@@ -35,18 +35,18 @@ use crate::core::remote_macs::RemoteMacs;
 use crate::core::saving::Saving;
 use crate::core::targets::{TARGETS_FILE, Targets};
 use crate::core::unheard::Unheard;
-use crate::devices::{EXPOSED_INTERFACE, SWITCH, TAP};
+use crate::devices::{EXPOSED_INTERFACE, SWITCH, TAP, exposed_on};
 use crate::http::daemon::{CHANGES_MAX, Daemon};
 use crate::services::attach::loops::tell_of_rounds;
 use crate::services::attach::mend::keep_interfaces;
 use crate::services::attach::ports::{DirectPorts, remote_set};
 use crate::services::attach::shortcuts::Shortcuts;
-use crate::services::attach::{Attachments, SavedAttachments};
+use crate::services::attach::{Attachments, EXPOSE, SavedAttachments};
 use crate::services::cni::Cni;
 use crate::services::docker::Docker;
 use crate::services::names::Names;
 use crate::services::networks::Networks;
-use crate::services::resolved::Resolved;
+use crate::services::resolved::{Interfaces, Resolved};
 use crate::services::supervisor::{Health, Pulse, Supervisor};
 use crate::upkeep::firewall::Firewall;
 use crate::upkeep::forward::{keep_accepted, remove_accepted};
@@ -161,8 +161,9 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
         let shown = attachments.shown();
         crate::services::names::exposed::follow(Arc::clone(&daemon.names), shown, pulse)
     });
-    start!("host dns", [daemon, kernel], |pulse| {
-        let look = move || devices_on_network(kernel.clone());
+    start!("host dns", [daemon, kernel, attachments], |pulse| {
+        let shown = attachments.shown();
+        let look = move || interfaces_on_networks(kernel.clone(), Arc::clone(&shown.borrow()));
         crate::services::resolved::keep(Arc::clone(&daemon.resolved), look, pulse)
     });
     start!("forward rule", [daemon, kernel], |pulse| {
@@ -180,12 +181,22 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     all
 }
 
-/// This host's interfaces on the network: that of `weft expose`, and the switch, which may have an address by hand.
-async fn devices_on_network(kernel: Kernel) -> Vec<weft_kernel::DeviceAddresses> {
-    let mut found = Vec::new();
-    for name in [EXPOSED_INTERFACE, SWITCH] {
-        // The kernel may not tell; it is asked again soon.
-        found.extend(kernel.device_addresses(name).await.ok().flatten());
+/// This host's interfaces on networks: those of `weft expose`, and the switch of `weft`, which may have an address by
+/// hand.
+async fn interfaces_on_networks(kernel: Kernel, shown: Arc<Vec<Attachment>>) -> Vec<Interfaces> {
+    let is_other = |it: &&Attachment| it.made_by == EXPOSE && it.vni != Vni::WEFT.0;
+    let other = |it: &Attachment| (Some(it.network.clone()), vec![exposed_on(Vni(it.vni))]);
+    let weft = (None, vec![EXPOSED_INTERFACE.to_owned(), SWITCH.to_owned()]);
+    let networks = shown.iter().filter(is_other).map(other);
+    let networks: Vec<_> = std::iter::once(weft).chain(networks).collect();
+    let mut found = Vec::with_capacity(networks.len());
+    for (network, names) in networks {
+        let mut devices = Vec::new();
+        for name in names {
+            // The kernel may not tell; it is asked again soon.
+            devices.extend(kernel.device_addresses(&name).await.ok().flatten());
+        }
+        found.push(Interfaces { network, devices });
     }
     found
 }

@@ -439,6 +439,20 @@ fn the_host_itself_knows_the_names_through_systemd_resolved() -> anyhow::Result<
     wait_found(&resolver)?;
     let settings = resolver.ctl(&["status", "weft-host"])?.success()?.stdout;
     ensure!(settings.contains("-LLMNR") && settings.contains("-mDNS"), "{settings}");
+
+    // Names of another network, once the host is exposed to it.
+    let far = lab.host(1);
+    far.weft(&["network", "create", "shop"])?.success()?;
+    far.weft(&["dns-add", "--network", "shop", "till", "10.134.7.7"])?.success()?;
+    let till = ["query", "till.shop.weft.local"];
+    ensure!(!resolver.ctl(&till)?.status.success(), "known although the host is not exposed");
+    try_wait_until("the network to be known", LIMIT, || {
+        Ok(host.weft(&["expose", "--network", "shop"])?.status.success())
+    })?;
+    try_wait_until("a name of network shop", LIMIT, || {
+        Ok(resolver.ctl(&till)?.stdout.contains("10.134.7.7"))
+    })?;
+    wait_found(&resolver)?;
     Ok(())
 }
 

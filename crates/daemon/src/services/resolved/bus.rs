@@ -107,17 +107,12 @@ impl Bus {
         }
     }
 
-    /// Tells systemd-resolved (by its unique name: so it is not started) which servers know the names of `domain`,
+    /// Tells systemd-resolved (by its unique name: so it is not started) which servers know the names of a domain,
     /// and that they are asked for no others. The servers come last, so that they are never asked for others.
-    pub(super) async fn set(
-        &self,
-        owner: &str,
-        setting: &Setting,
-        domain: &str,
-    ) -> Result<(), BusError> {
+    pub(super) async fn set(&self, owner: &str, setting: &Setting) -> Result<(), BusError> {
         let index = setting.index.cast_signed();
         let routing_only = true;
-        self.call(owner, "SetLinkDomains", &(index, vec![(domain, routing_only)])).await?;
+        self.call(owner, "SetLinkDomains", &(index, vec![(&setting.domain, routing_only)])).await?;
         // Versions before 240 and 239 lack these two, and what they switch off.
         let newer = self.call(owner, "SetLinkDefaultRoute", &(index, false)).await;
         known(newer)?;

@@ -1,5 +1,5 @@
-//! The host's own resolver: where systemd-resolved runs, it learns at which address Weft answers for the names of
-//! containers. Elsewhere nothing happens, and `weft status` says so.
+//! The host's own resolver: where systemd-resolved runs, it learns at which addresses Weft answers for the names of
+//! containers, those of each network that the host is exposed to. Elsewhere nothing happens, and `weft status` says so.
 //!
 //! systemd-resolved forgets the settings when the interface goes or it is restarted itself; both are followed.
 
@@ -15,9 +15,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use weft_kernel::DeviceAddresses;
 
 use self::bus::{Bus, BusError};
+pub(crate) use self::plan::Interfaces;
 use self::plan::{Setting, wanted};
 use crate::services::supervisor::Pulse;
 use crate::upkeep::warnings::Warnings;
@@ -65,17 +65,20 @@ pub(crate) struct Resolved {
 enum State {
     /// DNS is not answered.
     Off,
-    /// systemd-resolved knows.
-    Told(Vec<String>),
-    /// The reason why the host does not resolve the names.
-    Lacks(String),
+    /// DNS is answered.
+    On {
+        /// What systemd-resolved knows.
+        told: Vec<Setting>,
+        /// The reason why the host does not resolve the names of network `weft`, or of any.
+        lack: Option<String>,
+    },
 }
 
 #[derive(Clone, Debug)]
 struct Told {
     bus: Bus,
     owner: String,
-    setting: Setting,
+    settings: Vec<Setting>,
 }
 
 impl Resolved {
@@ -103,11 +106,18 @@ impl Resolved {
     pub(crate) fn state(&self) -> Option<String> {
         match &*self.state.lock().unwrap_or_else(PoisonError::into_inner) {
             State::Off => None,
-            State::Told(servers) => {
-                let (domain, servers) = (&self.domain, servers.join(" and "));
-                Some(format!("systemd-resolved asks {servers} for {domain}"))
+            State::On { told, lack } => {
+                let asked = |it: &Setting| {
+                    let servers: Vec<String> = it.servers.iter().map(ToString::to_string).collect();
+                    format!("{} for {}", servers.join(" and "), it.domain)
+                };
+                let asked: Vec<String> = told.iter().map(asked).collect();
+                let told = Some(asked).filter(|asked| !asked.is_empty());
+                let told = told.map(|asked| format!("systemd-resolved asks {}", asked.join(", ")));
+                let lack = lack.as_ref();
+                let lack = lack.map(|why| format!("does not resolve {}: {why}", self.domain));
+                Some(told.into_iter().chain(lack).collect::<Vec<_>>().join("; "))
             }
-            State::Lacks(why) => Some(format!("does not resolve {}: {why}", self.domain)),
         }
     }
 
@@ -120,11 +130,23 @@ impl Resolved {
     }
 
     async fn revert(&self) {
-        let Some(Told { bus, owner, setting }) = self.told.lock().await.take() else { return };
-        // Whatever is gone has no settings any more.
-        if let Err(error) = bus.revert(&owner, setting.index).await {
-            tracing::debug!(%error, "the settings of systemd-resolved are gone already");
+        let Some(Told { bus, owner, settings }) = self.told.lock().await.take() else { return };
+        for setting in settings {
+            revert(&bus, &owner, &setting).await;
         }
+    }
+
+    /// Notes which settings systemd-resolved has, or is about to have.
+    async fn note(&self, bus: &Bus, owner: &str, settings: Vec<Setting>) {
+        let (bus, owner) = (bus.clone(), owner.to_owned());
+        *self.told.lock().await = Some(Told { bus, owner, settings });
+    }
+
+    /// The settings that this systemd-resolved has.
+    async fn told(&self, owner: &str) -> Vec<Setting> {
+        let told = self.told.lock().await;
+        let own = told.as_ref().filter(|told| told.owner == owner);
+        own.map(|told| told.settings.clone()).unwrap_or_default()
     }
 
     fn set_state(&self, state: State) {
@@ -132,17 +154,25 @@ impl Resolved {
     }
 
     fn lacks(&self, why: &str) {
-        self.set_state(State::Lacks(why.to_owned()));
+        self.set_state(State::On { told: Vec::new(), lack: Some(why.to_owned()) });
     }
 }
 
-/// Keeps systemd-resolved informed. `look` finds this host's interfaces on the network.
+/// Takes the settings of an interface back.
+async fn revert(bus: &Bus, owner: &str, setting: &Setting) {
+    // Whatever is gone has no settings any more.
+    if let Err(error) = bus.revert(owner, setting.index).await {
+        tracing::debug!(%error, "the settings of systemd-resolved are gone already");
+    }
+}
+
+/// Keeps systemd-resolved informed. `look` finds this host's interfaces on networks.
 pub(crate) async fn keep<F>(
     resolved: std::sync::Arc<Resolved>,
     look: impl Fn() -> F + Send + Sync + 'static,
     pulse: Pulse,
 ) where
-    F: Future<Output = Vec<DeviceAddresses>> + Send,
+    F: Future<Output = Vec<Interfaces>> + Send,
 {
     let mut served = resolved.served.clone();
     loop {
@@ -175,7 +205,7 @@ async fn follow<F>(
     pulse: &Pulse,
 ) -> Result<(), BusError>
 where
-    F: Future<Output = Vec<DeviceAddresses>> + Send,
+    F: Future<Output = Vec<Interfaces>> + Send,
 {
     let bus = Bus::connect(address).await?;
     let mut owners = bus.owners().await?;
@@ -214,44 +244,44 @@ async fn tell(
     resolved: &Resolved,
     bus: &Bus,
     owner: &str,
-    devices: &[DeviceAddresses],
+    networks: &[Interfaces],
     served: &BTreeSet<SocketAddr>,
 ) -> u64 {
-    let setting = match wanted(devices, served) {
-        Ok(setting) => setting,
-        Err(lack) => {
-            resolved.revert().await;
-            resolved.warnings.set("systemd-resolved", Vec::new());
-            resolved.lacks(&lack.to_string());
-            return LOOK_MS;
+    let (wanted, lack) = wanted(networks, &resolved.domain, served);
+    let (mut told, over): (Vec<Setting>, Vec<Setting>) =
+        resolved.told(owner).await.into_iter().partition(|setting| wanted.contains(setting));
+    for setting in over {
+        revert(bus, owner, &setting).await;
+    }
+    let mut failures = Vec::new();
+    for setting in wanted {
+        if told.contains(&setting) {
+            continue;
         }
+        // Noted before: a daemon that ends half-way takes back what was set.
+        told.push(setting.clone());
+        resolved.note(bus, owner, told.clone()).await;
+        match bus.set(owner, &setting).await {
+            Ok(()) => {
+                let Setting { domain, servers, .. } = &setting;
+                tracing::info!(?servers, domain, "systemd-resolved knows the names");
+            }
+            Err(error) => {
+                told.pop();
+                revert(bus, owner, &setting).await;
+                failures.push((setting.domain, error.to_string()));
+            }
+        }
+    }
+    resolved.note(bus, owner, told.clone()).await;
+    let warning = |(domain, error): &(String, String)| {
+        format!(
+            "this host does not resolve {domain}: {error}; if systemd-networkd manages Weft's interfaces, exclude them there (Unmanaged=yes)"
+        )
     };
-    let is_told = |told: &Told| told.owner == owner && told.setting == setting;
-    if resolved.told.lock().await.as_ref().is_some_and(is_told) {
-        return LOOK_MS;
-    }
-    resolved.revert().await;
-    // Noted before: a daemon that ends half-way takes back what was set.
-    let (told_bus, told_owner) = (bus.clone(), owner.to_owned());
-    let told = Told { bus: told_bus, owner: told_owner, setting: setting.clone() };
-    *resolved.told.lock().await = Some(told);
-    match bus.set(owner, &setting, &resolved.domain).await {
-        Ok(()) => {
-            let servers: Vec<String> = setting.servers.iter().map(ToString::to_string).collect();
-            tracing::info!(?servers, domain = resolved.domain, "systemd-resolved knows the names");
-            resolved.warnings.set("systemd-resolved", Vec::new());
-            resolved.set_state(State::Told(servers));
-            LOOK_MS
-        }
-        Err(error) => {
-            resolved.revert().await;
-            resolved.lacks(&error.to_string());
-            let text = format!(
-                "this host does not resolve {}: {error}; if systemd-networkd manages Weft's interfaces, exclude them there (Unmanaged=yes)",
-                resolved.domain,
-            );
-            resolved.warnings.set("systemd-resolved", vec![text]);
-            RETRY_MS
-        }
-    }
+    resolved.warnings.set("systemd-resolved", failures.iter().map(warning).collect());
+    let of_weft = failures.iter().find(|(domain, _)| *domain == resolved.domain);
+    let lack = of_weft.map(|(_, error)| error.clone()).or(lack.map(|lack| lack.to_string()));
+    resolved.set_state(State::On { told, lack });
+    if failures.is_empty() { LOOK_MS } else { RETRY_MS }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::StreamExt;
+use weft_kernel::DeviceAddresses;
 use zbus::{Connection, Message, MessageStream};
 
 use super::bus::RESOLVED;
@@ -131,10 +132,11 @@ async fn until(holds: impl Fn() -> bool, what: &str) {
     }
 }
 
-/// The service, with an interface that the test changes.
+/// The service, with interfaces on `weft` and `shop` that the test changes.
 struct Running {
     resolved: Arc<Resolved>,
     device: watch::Sender<Option<DeviceAddresses>>,
+    on_shop: watch::Sender<Option<DeviceAddresses>>,
     served: watch::Sender<BTreeSet<SocketAddr>>,
     supervisor: Supervisor,
 }
@@ -150,15 +152,22 @@ fn run(address: Option<String>) -> Running {
     let domain = "weft.local".to_owned();
     let resolved = Resolved::with_bus(domain, address, served.subscribe(), Warnings::default());
     let resolved = Arc::new(resolved);
-    let device = watch::Sender::new(device(7, &[SERVER]));
+    let (device, on_shop) = (watch::Sender::new(device(7, &[SERVER])), watch::Sender::new(None));
     let mut supervisor = Supervisor::new(tokio::runtime::Handle::current(), Health::default());
-    let (own, seen) = (Arc::clone(&resolved), device.subscribe());
+    let (own, seen, shop) = (Arc::clone(&resolved), device.subscribe(), on_shop.subscribe());
     supervisor.start("host dns", move |pulse| {
-        let seen = seen.clone();
-        let look = move || std::future::ready(seen.borrow().iter().cloned().collect());
+        let networks = [(None, seen.clone()), (Some("shop".to_owned()), shop.clone())];
+        let look = move || {
+            let of =
+                |(network, seen): &(Option<String>, watch::Receiver<Option<DeviceAddresses>>)| {
+                    let devices = seen.borrow().iter().cloned().collect();
+                    Interfaces { network: network.clone(), devices }
+                };
+            std::future::ready(networks.iter().map(of).collect())
+        };
         keep(Arc::clone(&own), look, pulse)
     });
-    Running { resolved, device, served, supervisor }
+    Running { resolved, device, on_shop, served, supervisor }
 }
 
 /// Calls that set an interface up.
@@ -166,14 +175,18 @@ const CALLS: usize = 7;
 
 /// These calls, in their order.
 fn set_up(index: u32) -> [String; CALLS] {
+    set_up_for("weft.local", index, [10, 47, 255, 1])
+}
+
+fn set_up_for(domain: &str, index: u32, server: [u8; 4]) -> [String; CALLS] {
     [
-        format!("SetLinkDomains ({index}, [(\"weft.local\", true)])"),
+        format!("SetLinkDomains ({index}, [(\"{domain}\", true)])"),
         format!("SetLinkDefaultRoute ({index}, false)"),
         format!("SetLinkDNSOverTLS ({index}, \"no\")"),
         format!("SetLinkDNSSEC ({index}, \"no\")"),
         format!("SetLinkLLMNR ({index}, \"no\")"),
         format!("SetLinkMulticastDNS ({index}, \"no\")"),
-        format!("SetLinkDNS ({index}, [(2, [10, 47, 255, 1])])"),
+        format!("SetLinkDNS ({index}, [(2, {server:?})])"),
     ]
 }
 
@@ -211,6 +224,34 @@ async fn the_interface_and_systemd_resolved_are_followed_and_the_end_takes_all_b
     assert_eq!(second.calls().last().unwrap(), "RevertLink 9");
     resolved.end().await;
     assert_eq!(second.calls().iter().filter(|call| call.starts_with("RevertLink")).count(), 2);
+}
+
+#[tokio::test]
+async fn each_network_of_the_host_has_its_domain_at_its_own_interface() {
+    const ON_SHOP: &str = "10.134.0.1";
+    let bus = private_bus();
+    let stub = stub(&bus, &[]).await;
+    let running = run(Some(bus.address.clone()));
+    let state = || running.resolved.state().unwrap_or_default();
+    stub.wait(&set_up(7)[CALLS - 1]).await;
+    let server: IpAddr = ON_SHOP.parse().unwrap();
+    running.served.send_modify(|served| _ = served.insert(SocketAddr::new(server, 53)));
+    running.on_shop.send_replace(device(8, &[ON_SHOP]));
+    let of_shop = set_up_for("shop.weft.local", 8, [10, 134, 0, 1]);
+    let calls = stub.wait(&of_shop[CALLS - 1]).await;
+    assert_eq!(calls, [set_up(7), of_shop].concat(), "weft is told once");
+    let both = "systemd-resolved asks 10.47.255.1 for weft.local, 10.134.0.1 for shop.weft.local";
+    until(|| state() == both, "the state").await;
+
+    // The host leaves the one, and later the other.
+    running.device.send_replace(None);
+    let calls = stub.wait("RevertLink 7").await;
+    assert!(!calls.contains(&"RevertLink 8".to_owned()), "{calls:?}");
+    let asks = "systemd-resolved asks 10.134.0.1 for shop.weft.local; does not resolve weft.local:";
+    until(|| state().starts_with(asks), "the state").await;
+    running.on_shop.send_replace(None);
+    stub.wait("RevertLink 8").await;
+    until(|| state().starts_with("does not resolve weft.local"), "the state").await;
 }
 
 #[tokio::test]
