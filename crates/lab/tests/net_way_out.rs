@@ -170,6 +170,44 @@ fn the_way_out_survives_other_firewalls_restarts_and_ends_with_reset() -> anyhow
     Ok(())
 }
 
+/// A user of the container may lead its routes to the host, which forwards packets.
+#[test]
+fn an_exposed_host_passes_nothing_out_of_an_internal_network() -> anyhow::Result<()> {
+    let lab = Lab::launched(1, &[])?;
+    let host = lab.host(0);
+    let outside = outside(&lab)?;
+    forward(host, &[IPV4])?;
+    host.weft(&["network", "create", "open"])?.success()?;
+    host.weft(&["network", "create", "--internal", "shut"])?.success()?;
+    let mut containers = Vec::new();
+    for network in ["open", "shut"] {
+        let address = |shown: &serde_json::Value| -> anyhow::Result<String> {
+            let net = shown["addresses"][0].as_str().context("no address")?;
+            Ok(net.split('/').next().unwrap_or(net).to_owned())
+        };
+        let gateway = address(&host.weft_json(&["expose", "--network", network])?)?;
+        let netns = lab.sandbox.add_netns(network)?;
+        let words = ["attach", "--network", network, &netns.path()];
+        let own = address(&host.weft_json(&words)?)?;
+        netns.ip(&format!("route add default via {gateway}"))?;
+        outside.ip(&format!("route add {own}/32 via 203.0.113.1"))?;
+        wait_reached(&netns, &gateway)?;
+        containers.push((netns, own));
+    }
+    let [(open, of_open), (shut, of_shut)] = containers.as_slice() else { unreachable!() };
+    // The host's own routes lead out of the one, and into it.
+    wait_reached(open, OUTSIDE[0])?;
+    wait_reached(&outside, of_open)?;
+    try_wait_until("the rules of the other", LIMIT, || {
+        Ok(table(host).is_ok_and(|it| it.is_some_and(|it| it.contains("chain forward"))))
+    })?;
+    for (from, to) in [(shut, OUTSIDE[0]), (&outside, of_shut), (shut, of_open), (open, of_shut)] {
+        ensure!(!ping(from, to)?, "{to} is reached from or in an internal network");
+    }
+    ensure!(ping(open, OUTSIDE[0])?, "the other network has its way out no more");
+    Ok(())
+}
+
 #[test]
 fn each_network_has_its_own_way_out_and_none_leads_to_another() -> anyhow::Result<()> {
     let lab = Lab::pair(&[])?;

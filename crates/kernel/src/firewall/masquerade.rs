@@ -2,7 +2,7 @@
 //!
 //! Containers whose default route leads to this host's own interface on their network get its address outside. In the
 //! other direction this host passes on answers and ports that another program publishes, nothing else. It passes
-//! nothing from one network to another.
+//! nothing from one network to another, and nothing at all into or out of a network that has no way out.
 //!
 //! With br_netfilter the packets between a container and an interface of this host are seen twice: as frames of the
 //! bridge, then as packets of the host. The first look would settle their translation, by this table or by a program
@@ -78,6 +78,8 @@ pub struct ExposedInterface {
     pub mac: MacAddress,
     /// The ranges whose addresses are translated where packets leave the network through it; none: it lets nothing out.
     pub translated: Vec<IpNet>,
+    /// Its network has no way out: nothing passes through it, whatever the host's own routes say.
+    pub internal: bool,
 }
 
 impl Masquerade {
@@ -174,11 +176,15 @@ fn text(wanted: &[ExposedInterface]) -> String {
     lines.extend(wanted.iter().flat_map(untracked));
     lines.push("}".into());
     if translating(wanted).next().is_some() {
-        lines.push("counter refused { packets 0 bytes 0 }".into());
         lines.push(chain("translate", "nat", "postrouting", PRIORITY));
         lines.extend(translating(wanted).flat_map(translations));
         lines.push("}".into());
+    }
+    let internal = || wanted.iter().filter(|it| it.internal);
+    if translating(wanted).chain(internal()).next().is_some() {
+        lines.push("counter refused { packets 0 bytes 0 }".into());
         lines.push(chain("forward", "filter", "forward", 0));
+        lines.extend(internal().flat_map(closures));
         lines.extend(translating(wanted).flat_map(refusals));
         lines.push("}".into());
     }
@@ -221,6 +227,11 @@ fn refusals(ExposedInterface { name, .. }: &ExposedInterface) -> Vec<String> {
     ]
 }
 
+/// Nothing passes through the interface of a network that has no way out.
+fn closures(ExposedInterface { name, .. }: &ExposedInterface) -> Vec<String> {
+    ["iifname", "oifname"].map(|way| format!("{way} \"{name}\" counter name refused drop")).into()
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -229,7 +240,21 @@ mod tests {
 
     fn interface(name: &str, translated: &[&str]) -> ExposedInterface {
         let translated = translated.iter().map(|net| net.parse().unwrap()).collect();
-        ExposedInterface { name: name.to_owned(), mac: [2, 0, 0, 0, 0, 7], translated }
+        let (name, mac) = (name.to_owned(), [2, 0, 0, 0, 0, 7]);
+        ExposedInterface { name, mac, translated, internal: false }
+    }
+
+    #[test]
+    fn nothing_passes_through_a_network_without_a_way_out() {
+        let shut = ExposedInterface { internal: true, ..interface("weft-hst-2a1d94", &[]) };
+        let text = text(&[interface("weft-host", &["10.32.0.0/12"]), shut.clone()]);
+        let forward = text.split("chain forward").nth(1).unwrap();
+        let rules: Vec<&str> = forward.lines().skip(1).take(2).collect();
+        let closed = ["iifname", "oifname"]
+            .map(|way| format!("{way} \"weft-hst-2a1d94\" counter name refused drop"));
+        assert_eq!(rules, closed, "before all others");
+        let alone = super::text(&[shut]);
+        assert!(alone.contains("counter refused {") && !alone.contains("nat hook"), "{alone}");
     }
 
     #[test]

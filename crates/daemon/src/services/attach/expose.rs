@@ -49,6 +49,7 @@ impl Attachments {
         let was = before.as_ref().map(|before| before.name.clone());
         let name = request.name.or(was).unwrap_or_else(|| printable(&self.nickname));
         check_name("name", &name)?;
+        let needs_rules = masquerade || network.internal;
         let wanted = Wanted {
             sandbox: nowhere(id.clone(), name.clone()),
             id: id.clone(),
@@ -66,7 +67,7 @@ impl Attachments {
             allow_macs: false,
         };
         let saved = self.put_in(inner, wanted).await?;
-        if !masquerade {
+        if !needs_rules {
             return Ok(saved);
         }
         let Err(error) = self.open_rules(inner).await else { return Ok(saved) };

@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 use weft_api::{ApiError, Attachment, ErrorKind};
 use weft_kernel::{ExposedInterface, Forwarding, Kernel, KernelError, Masquerade};
+use weft_path::Vni;
 
 use super::error::AttachError;
 use super::maker::{EXPOSE, Maker, host_id};
@@ -56,7 +57,13 @@ impl Attachments {
     /// Makes the rules of the way out fit the host's attachments, before containers need them.
     pub(super) async fn open_rules(&self, inner: &Inner) -> Result<(), KernelError> {
         let hosts = inner.saved.values().map(|saved| &saved.attachment);
-        Masquerade::new(self.kernel.clone()).set(&exposed(hosts)).await.map(drop)
+        let wanted = self.exposed(hosts);
+        Masquerade::new(self.kernel.clone()).set(&wanted).await.map(drop)
+    }
+
+    /// The host's interfaces, as [`exposed`] finds them.
+    fn exposed<'a>(&self, all: impl Iterator<Item = &'a Attachment>) -> Vec<ExposedInterface> {
+        exposed(all, |vni| self.networks.is_internal(vni))
     }
 
     /// Refuses a host that passes nothing on. Weft does not switch that on: it would make the host a router
@@ -128,15 +135,20 @@ fn gateways_among(
     ))
 }
 
-/// The host's interfaces among all attachments, with the ranges whose addresses it translates.
-fn exposed<'a>(all: impl Iterator<Item = &'a Attachment>) -> Vec<ExposedInterface> {
+/// The host's interfaces among all attachments, with the ranges whose addresses it translates. `is_internal` tells
+/// whether a network has no way out.
+fn exposed<'a>(
+    all: impl Iterator<Item = &'a Attachment>,
+    is_internal: impl Fn(Vni) -> bool,
+) -> Vec<ExposedInterface> {
     let is_exposed = |it: &&Attachment| it.made_by == EXPOSE && it.state == kept::ATTACHED;
     let interface = |host: &Attachment| {
         let addresses = host.addresses.iter().filter(|_| host.masquerade);
         let mut translated: Vec<IpNet> = addresses.map(IpNet::trunc).collect();
         translated.sort();
         translated.dedup();
-        ExposedInterface { name: host.interface.clone(), mac: mac_of(host).0, translated }
+        let (name, mac) = (host.interface.clone(), mac_of(host).0);
+        ExposedInterface { name, mac, translated, internal: is_internal(Vni(host.vni)) }
     };
     all.filter(is_exposed).map(interface).collect()
 }
@@ -184,13 +196,13 @@ async fn follow(
     let mut watch = rules.watch()?;
     let mut last = None;
     loop {
-        let wanted = exposed(shown.borrow_and_update().iter());
-        let translates = wanted.iter().any(|it| !it.translated.is_empty());
+        let wanted = attachments.exposed(shown.borrow_and_update().iter());
+        let is_needed = wanted.iter().any(|it| it.internal || !it.translated.is_empty());
         let is_over = wanted.is_empty() && last.as_ref() == Some(&wanted);
         if !is_over {
             match rules.set(&wanted).await {
                 // Without the program there never was a rule.
-                Err(KernelError::NftMissing { .. }) if !translates => {}
+                Err(KernelError::NftMissing { .. }) if !is_needed => {}
                 Ok(true) if last.as_ref() == Some(&wanted) => {
                     tracing::warn!(
                         "another program changed the rules of weft expose; restored them"
@@ -257,9 +269,11 @@ mod tests {
     fn a_host_translates_its_networks_while_it_is_exposed() {
         let wanted = nets(&["10.32.0.0/12", "fd00::/64"]);
         let found = |host: &Attachment| {
-            let all = exposed([host].into_iter());
+            let all = exposed([host].into_iter(), |_| false);
             all.into_iter().map(|it| (it.name, it.translated)).collect::<Vec<_>>()
         };
+        let shut = exposed([&host(false, kept::ATTACHED)].into_iter(), |vni| vni == Vni::WEFT);
+        assert!(shut[0].internal);
         let name = || "weft-host".to_owned();
         assert_eq!(found(&host(true, kept::ATTACHED)), [(name(), wanted)]);
         assert_eq!(found(&host(false, kept::ATTACHED)), [(name(), Vec::new())]);

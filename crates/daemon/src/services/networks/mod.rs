@@ -116,6 +116,12 @@ impl Networks {
         found.map(|held| held.definition.name.clone())
     }
 
+    /// Whether a held network has no way out.
+    pub(crate) fn is_internal(&self, vni: Vni) -> bool {
+        let held = self.held.borrow();
+        held.iter().any(|held| held.definition.vni == vni && held.definition.options.internal)
+    }
+
     /// Waits a while until the devices of all held networks stand, or cannot be made.
     pub(crate) async fn settled(&self) {
         let held = Arc::clone(&self.held.borrow());
