@@ -19,7 +19,9 @@ pub mod control;
 pub mod data;
 pub mod device;
 pub mod frame;
+pub mod key_derivation;
 mod opcode;
+pub mod static_key;
 
 pub use opcode::{KeyId, Opcode, SessionId};
 

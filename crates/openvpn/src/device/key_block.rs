@@ -15,6 +15,8 @@ const DIRECTION_BYTES: usize = 128;
 const TAIL_START: usize = 64;
 /// Bytes of an epoch's secret: the first ones of its direction.
 const EPOCH_SECRET_BYTES: usize = 32;
+/// Bytes on a line of a static key file.
+const FILE_LINE_BYTES: usize = 16;
 /// The first and the last line around the lines of a static key file.
 const BEGIN: &str = "-----BEGIN OpenVPN Static key V1-----";
 const END: &str = "-----END OpenVPN Static key V1-----";
@@ -90,6 +92,30 @@ impl KeyBlock {
         }
     }
 
+    /// The text of a static key file with these bytes. It holds the secret.
+    pub fn to_text(&self) -> Zeroizing<String> {
+        let mut text = Zeroizing::new(String::with_capacity(KEY_BLOCK_BYTES * 3));
+        text.push_str("#\n# 2048 bit OpenVPN static key\n#\n");
+        text.push_str(BEGIN);
+        for (at, byte) in self.0.iter().enumerate() {
+            if at % FILE_LINE_BYTES == 0 {
+                text.push('\n');
+            }
+            let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or('0');
+            text.push(digit(byte >> 4));
+            text.push(digit(byte & 15));
+        }
+        text.push('\n');
+        text.push_str(END);
+        text.push('\n');
+        text
+    }
+
+    /// The bytes as they were negotiated or read. Never log them.
+    pub fn expose(&self) -> &[u8; KEY_BLOCK_BYTES] {
+        &self.0
+    }
+
     /// Returns the sealing and the opening direction of one end; the cipher's key has `cipher_key_bytes`
     /// bytes, at most 64.
     pub fn directions(&self, side: Side, cipher_key_bytes: usize) -> (KeyDirection, KeyDirection) {
@@ -159,6 +185,7 @@ mod tests {
     #[test]
     fn a_file_is_read_and_cut_for_both_ends() {
         let key = KeyBlock::parse(&file(&block())).unwrap();
+        assert_eq!(*key.to_text(), file(&block()));
         let (seals, opens) = key.directions(Side::Client, 32);
         // OpenVPN's slices for AES-256-GCM.
         assert_eq!(seals.cipher_key, (0..32).collect::<Vec<u8>>());
