@@ -20,6 +20,7 @@ pub mod data;
 pub mod device;
 pub mod frame;
 pub mod key_derivation;
+pub mod key_method;
 mod opcode;
 pub mod static_key;
 

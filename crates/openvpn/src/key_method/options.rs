@@ -1,0 +1,215 @@
+//! The options string: what both ends must have alike, for people to read. A difference is a warning, no more.
+
+use std::fmt;
+
+use crate::device::Side;
+
+/// Most warnings of one comparison.
+const WARNINGS_MAX: usize = 32;
+/// Items of OpenVPN's string that say nothing about the other end's.
+const IGNORED: [&str; 6] = ["key-method", "keydir", "proto", "tls-auth", "tun-ipv6", "cipher"];
+
+/// The parts of an end's options string.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkOptions {
+    /// The tunnel's MTU, in bytes.
+    pub tun_mtu: u16,
+    /// Over TCP rather than UDP.
+    pub is_tcp: bool,
+    /// The name of a cipher that is used without negotiation.
+    pub cipher: Option<String>,
+    /// The bits of the cipher's key.
+    pub key_bits: u16,
+    /// The control channel has tls-auth.
+    pub has_tls_auth: bool,
+    /// The digit of the key direction, where tls-auth has one.
+    pub key_direction: Option<u8>,
+}
+
+impl LinkOptions {
+    /// What OpenVPN counts as the largest packet of an AEAD cipher less the tunnel's MTU, in bytes; over TCP 2 more.
+    const LINK_OVERHEAD_BYTES: u16 = 49;
+
+    /// The string that an end sends.
+    pub fn to_text(&self, side: Side) -> String {
+        let overhead = Self::LINK_OVERHEAD_BYTES + if self.is_tcp { 2 } else { 0 };
+        let link_mtu = u32::from(self.tun_mtu) + u32::from(overhead);
+        let (role, proto) = match (side, self.is_tcp) {
+            (Side::Client, false) => ("tls-client", "UDPv4"),
+            (Side::Server, false) => ("tls-server", "UDPv4"),
+            (Side::Client, true) => ("tls-client", "TCPv4_CLIENT"),
+            (Side::Server, true) => ("tls-server", "TCPv4_SERVER"),
+        };
+        let mut items = vec![
+            "V4".to_owned(),
+            "dev-type tun".to_owned(),
+            format!("link-mtu {link_mtu}"),
+            format!("tun-mtu {}", self.tun_mtu),
+            format!("proto {proto}"),
+        ];
+        items.extend(self.key_direction.map(|digit| format!("keydir {digit}")));
+        items.extend(self.cipher.as_ref().map(|cipher| format!("cipher {cipher}")));
+        items.push("auth [null-digest]".to_owned());
+        items.push(format!("keysize {}", self.key_bits));
+        items.extend(self.has_tls_auth.then(|| "tls-auth".to_owned()));
+        items.extend(["key-method 2".to_owned(), role.to_owned()]);
+        items.join(",")
+    }
+
+    /// The string that an end expects of the other.
+    pub fn expected_of_peer(&self, side: Side) -> String {
+        let other = match side {
+            Side::Client => Side::Server,
+            Side::Server => Side::Client,
+        };
+        let key_direction = self.key_direction.map(|digit| 1 - digit.min(1));
+        Self { key_direction, ..self.clone() }.to_text(other)
+    }
+}
+
+/// The value of an item in an options string; empty for an item without one.
+pub fn option_of<'a>(options: &'a str, name: &str) -> Option<&'a str> {
+    options.split(',').find_map(|item| {
+        let (key, value) = item.split_once(' ').unwrap_or((item, ""));
+        (key == name).then_some(value)
+    })
+}
+
+/// Where the strings of two ends differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OptionsWarning {
+    /// Both have the item, with different values.
+    Inconsistent {
+        /// As it should be.
+        expected: String,
+        /// As it is at the peer.
+        actual: String,
+    },
+    /// We have it, the peer has not.
+    MissingAtPeer(String),
+    /// The peer has it, we have not.
+    MissingHere(String),
+}
+
+impl fmt::Display for OptionsWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inconsistent { expected, actual } => {
+                write!(f, "the peer has {actual:?}, this end {expected:?}: make them equal")
+            }
+            Self::MissingAtPeer(item) => {
+                write!(f, "{item:?} is set here but not at the peer: set it at both or neither")
+            }
+            Self::MissingHere(item) => {
+                write!(f, "{item:?} is set at the peer but not here: set it at both or neither")
+            }
+        }
+    }
+}
+
+/// Compares the string that a peer sent with the one expected. Strings of different versions are not compared.
+pub fn compare_options(expected: &str, actual: &str) -> Vec<OptionsWarning> {
+    if expected.get(..2) != actual.get(..2) {
+        return Vec::new();
+    }
+    let items = |text| -> Vec<String> {
+        let items = str::split(text, ',').skip(1).filter(|item| !is_ignored(item));
+        items.map(printable).collect()
+    };
+    let (expected, actual) = (items(expected), items(actual));
+    let mut warnings = Vec::new();
+    for item in &expected {
+        if actual.contains(item) {
+            continue;
+        }
+        warnings.push(match actual.iter().find(|other| name(other) == name(item)) {
+            Some(other) => {
+                OptionsWarning::Inconsistent { expected: item.clone(), actual: other.clone() }
+            }
+            None => OptionsWarning::MissingAtPeer(item.clone()),
+        });
+    }
+    let unknown = actual.iter().filter(|item| !expected.iter().any(|own| name(own) == name(item)));
+    warnings.extend(unknown.map(|item| OptionsWarning::MissingHere(item.clone())));
+    warnings.truncate(WARNINGS_MAX);
+    warnings
+}
+
+fn name(item: &str) -> &str {
+    item.split_once(' ').map_or(item, |(name, _)| name)
+}
+
+fn is_ignored(item: &str) -> bool {
+    item.is_empty() || IGNORED.contains(&name(item))
+}
+
+/// An item as it may be logged.
+fn printable(item: &str) -> String {
+    item.chars().map(|char| if char.is_control() { '_' } else { char }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> LinkOptions {
+        LinkOptions {
+            tun_mtu: 1500,
+            is_tcp: false,
+            cipher: None,
+            key_bits: 256,
+            has_tls_auth: false,
+            key_direction: None,
+        }
+    }
+
+    #[test]
+    fn strings_are_those_of_openvpn() {
+        assert_eq!(
+            options().to_text(Side::Server),
+            "V4,dev-type tun,link-mtu 1549,tun-mtu 1500,proto UDPv4,auth [null-digest],keysize 256,\
+             key-method 2,tls-server"
+        );
+        let wrapped = LinkOptions {
+            is_tcp: true,
+            cipher: Some("AES-256-GCM".to_owned()),
+            has_tls_auth: true,
+            key_direction: Some(0),
+            ..options()
+        };
+        assert_eq!(
+            wrapped.expected_of_peer(Side::Server),
+            "V4,dev-type tun,link-mtu 1551,tun-mtu 1500,proto TCPv4_CLIENT,keydir 1,\
+             cipher AES-256-GCM,auth [null-digest],keysize 256,tls-auth,key-method 2,tls-client"
+        );
+    }
+
+    #[test]
+    fn each_difference_is_named() {
+        let expected = options().expected_of_peer(Side::Server);
+        assert_eq!(compare_options(&expected, &expected), []);
+        let actual = expected
+            .replace("tun-mtu 1500", "tun-mtu 1400")
+            .replace("dev-type tun,", "dev-type tap,comp-lzo,cipher BF-CBC,")
+            .replace(",keysize 256", "");
+        let warnings = compare_options(&expected, &actual);
+        let inconsistent = |expected: &str, actual: &str| OptionsWarning::Inconsistent {
+            expected: expected.to_owned(),
+            actual: actual.to_owned(),
+        };
+        assert_eq!(
+            warnings,
+            [
+                inconsistent("dev-type tun", "dev-type tap"),
+                inconsistent("tun-mtu 1500", "tun-mtu 1400"),
+                OptionsWarning::MissingAtPeer("keysize 256".to_owned()),
+                OptionsWarning::MissingHere("comp-lzo".to_owned()),
+            ]
+        );
+        assert!(warnings[3].to_string().contains("\"comp-lzo\" is set at the peer but not here"));
+        assert_eq!(compare_options(&expected, "V3,dev-type tap"), []);
+        assert_eq!(option_of(&actual, "cipher"), Some("BF-CBC"));
+        assert_eq!(option_of(&actual, "comp-lzo"), Some(""));
+        assert_eq!(option_of(&actual, "comp"), None);
+    }
+}
