@@ -21,8 +21,10 @@ pub mod device;
 pub mod frame;
 pub mod key_derivation;
 pub mod key_method;
+pub mod messages;
 mod opcode;
 pub mod static_key;
+pub mod words;
 
 pub use opcode::{KeyId, Opcode, SessionId};
 
