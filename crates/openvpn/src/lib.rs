@@ -15,6 +15,7 @@
 //! a MAC or derives keys. Packets of the data channel are sealed and opened in `weft-crypto`.
 #![forbid(unsafe_code)]
 
+pub mod auth_token;
 pub mod control;
 pub mod data;
 pub mod device;
@@ -22,6 +23,7 @@ pub mod frame;
 pub mod key_derivation;
 pub mod key_method;
 pub mod messages;
+pub mod negotiation;
 mod opcode;
 pub mod static_key;
 pub mod words;
