@@ -2,10 +2,14 @@
 
 use std::fmt;
 
+use weft_crypto::DataCipher;
+
 use crate::device::Side;
 
 /// Most warnings of one comparison.
 const WARNINGS_MAX: usize = 32;
+/// The digest of a cipher that needs none.
+const NULL_DIGEST: &str = "[null-digest]";
 /// Items of OpenVPN's string that say nothing about the other end's.
 const IGNORED: [&str; 6] = ["key-method", "keydir", "proto", "tls-auth", "tun-ipv6", "cipher"];
 
@@ -16,10 +20,10 @@ pub struct LinkOptions {
     pub tun_mtu: u16,
     /// Over TCP rather than UDP.
     pub is_tcp: bool,
-    /// The name of a cipher that is used without negotiation.
-    pub cipher: Option<String>,
-    /// The bits of the cipher's key.
-    pub key_bits: u16,
+    /// A cipher that is used without negotiation (`cipher`).
+    pub cipher: Option<DataCipher>,
+    /// The digest of `auth`, SHA1 unless it is set. It is named where no cipher is.
+    pub auth_digest: String,
     /// The control channel has tls-auth.
     pub has_tls_auth: bool,
     /// The digit of the key direction, where tls-auth has one.
@@ -27,13 +31,16 @@ pub struct LinkOptions {
 }
 
 impl LinkOptions {
-    /// What OpenVPN counts as the largest packet of an AEAD cipher less the tunnel's MTU, in bytes; over TCP 2 more.
-    const LINK_OVERHEAD_BYTES: u16 = 49;
-
-    /// The string that an end sends.
+    /// The string that an end sends. Without a cipher OpenVPN counts the sizes of the one that was once its default.
     pub fn to_text(&self, side: Side) -> String {
-        let overhead = Self::LINK_OVERHEAD_BYTES + if self.is_tcp { 2 } else { 0 };
-        let link_mtu = u32::from(self.tun_mtu) + u32::from(overhead);
+        let (overhead, auth, key_bits) = match self.cipher {
+            Some(cipher @ DataCipher::ChaCha20Poly1305) => {
+                (34, NULL_DIGEST, cipher.key_bytes() * 8)
+            }
+            Some(cipher) => (49, NULL_DIGEST, cipher.key_bytes() * 8),
+            None => (21 + digest_bytes(&self.auth_digest), self.auth_digest.as_str(), 128),
+        };
+        let link_mtu = u32::from(self.tun_mtu) + overhead + if self.is_tcp { 2 } else { 0 };
         let (role, proto) = match (side, self.is_tcp) {
             (Side::Client, false) => ("tls-client", "UDPv4"),
             (Side::Server, false) => ("tls-server", "UDPv4"),
@@ -48,9 +55,9 @@ impl LinkOptions {
             format!("proto {proto}"),
         ];
         items.extend(self.key_direction.map(|digit| format!("keydir {digit}")));
-        items.extend(self.cipher.as_ref().map(|cipher| format!("cipher {cipher}")));
-        items.push("auth [null-digest]".to_owned());
-        items.push(format!("keysize {}", self.key_bits));
+        items.extend(self.cipher.map(|cipher| format!("cipher {cipher}")));
+        items.push(format!("auth {auth}"));
+        items.push(format!("keysize {key_bits}"));
         items.extend(self.has_tls_auth.then(|| "tls-auth".to_owned()));
         items.extend(["key-method 2".to_owned(), role.to_owned()]);
         items.join(",")
@@ -64,6 +71,18 @@ impl LinkOptions {
         };
         let key_direction = self.key_direction.map(|digit| 1 - digit.min(1));
         Self { key_direction, ..self.clone() }.to_text(other)
+    }
+}
+
+/// Bytes of a digest's output.
+fn digest_bytes(name: &str) -> u32 {
+    match name {
+        "MD5" => 16,
+        "SHA224" => 28,
+        "SHA256" => 32,
+        "SHA384" => 48,
+        "SHA512" => 64,
+        _ => 20,
     }
 }
 
@@ -157,30 +176,43 @@ mod tests {
             tun_mtu: 1500,
             is_tcp: false,
             cipher: None,
-            key_bits: 256,
+            auth_digest: "SHA1".to_owned(),
             has_tls_auth: false,
             key_direction: None,
         }
     }
 
+    /// What OpenVPN 2.6.14 says of itself with --verb 7.
     #[test]
     fn strings_are_those_of_openvpn() {
         assert_eq!(
             options().to_text(Side::Server),
-            "V4,dev-type tun,link-mtu 1549,tun-mtu 1500,proto UDPv4,auth [null-digest],keysize 256,\
+            "V4,dev-type tun,link-mtu 1541,tun-mtu 1500,proto UDPv4,auth SHA1,keysize 128,\
              key-method 2,tls-server"
+        );
+        let digest = LinkOptions { is_tcp: true, auth_digest: "SHA512".to_owned(), ..options() };
+        assert_eq!(
+            digest.to_text(Side::Client),
+            "V4,dev-type tun,link-mtu 1587,tun-mtu 1500,proto TCPv4_CLIENT,auth SHA512,keysize 128,\
+             key-method 2,tls-client"
         );
         let wrapped = LinkOptions {
             is_tcp: true,
-            cipher: Some("AES-256-GCM".to_owned()),
+            cipher: Some(DataCipher::Aes128Gcm),
             has_tls_auth: true,
-            key_direction: Some(0),
+            key_direction: Some(1),
             ..options()
         };
         assert_eq!(
-            wrapped.expected_of_peer(Side::Server),
-            "V4,dev-type tun,link-mtu 1551,tun-mtu 1500,proto TCPv4_CLIENT,keydir 1,\
-             cipher AES-256-GCM,auth [null-digest],keysize 256,tls-auth,key-method 2,tls-client"
+            wrapped.expected_of_peer(Side::Client),
+            "V4,dev-type tun,link-mtu 1551,tun-mtu 1500,proto TCPv4_SERVER,keydir 0,\
+             cipher AES-128-GCM,auth [null-digest],keysize 128,tls-auth,key-method 2,tls-server"
+        );
+        let chacha = LinkOptions { cipher: Some(DataCipher::ChaCha20Poly1305), ..options() };
+        assert_eq!(
+            chacha.to_text(Side::Client),
+            "V4,dev-type tun,link-mtu 1534,tun-mtu 1500,proto UDPv4,cipher CHACHA20-POLY1305,\
+             auth [null-digest],keysize 256,key-method 2,tls-client"
         );
     }
 
@@ -191,7 +223,7 @@ mod tests {
         let actual = expected
             .replace("tun-mtu 1500", "tun-mtu 1400")
             .replace("dev-type tun,", "dev-type tap,comp-lzo,cipher BF-CBC,")
-            .replace(",keysize 256", "");
+            .replace(",keysize 128", "");
         let warnings = compare_options(&expected, &actual);
         let inconsistent = |expected: &str, actual: &str| OptionsWarning::Inconsistent {
             expected: expected.to_owned(),
@@ -202,7 +234,7 @@ mod tests {
             [
                 inconsistent("dev-type tun", "dev-type tap"),
                 inconsistent("tun-mtu 1500", "tun-mtu 1400"),
-                OptionsWarning::MissingAtPeer("keysize 256".to_owned()),
+                OptionsWarning::MissingAtPeer("keysize 128".to_owned()),
                 OptionsWarning::MissingHere("comp-lzo".to_owned()),
             ]
         );
