@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod auth_token;
+pub mod config;
 pub mod control;
 pub mod data;
 pub mod device;
