@@ -58,6 +58,26 @@ fn ovpn_open() {
 }
 
 #[test]
+fn openvpn_key_method() {
+    replay("openvpn_key_method", targets::openvpn_key_method::run);
+}
+
+#[test]
+fn openvpn_messages() {
+    replay("openvpn_messages", targets::openvpn_messages::run);
+}
+
+#[test]
+fn openvpn_config() {
+    replay("openvpn_config", targets::openvpn_config::run);
+}
+
+#[test]
+fn openvpn_keys() {
+    replay("openvpn_keys", targets::openvpn_keys::run);
+}
+
+#[test]
 fn vxlan() {
     replay("vxlan", targets::vxlan::run);
 }
