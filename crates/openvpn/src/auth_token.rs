@@ -57,12 +57,10 @@ pub struct ValidToken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// Not base64 of the right length.
-    #[error("the token is cut short or altered: the user must give the password again")]
+    #[error("the token is cut short or altered: give the password again")]
     Malformed,
     /// The HMAC is another.
-    #[error(
-        "the token was signed with another key or for another user: the user must give the password again"
-    )]
+    #[error("the token was signed by another key or for another user: give the password again")]
     Unsigned,
 }
 
@@ -172,7 +170,8 @@ mod tests {
     /// A known token of OpenVPN's own unit tests (test_auth_token): a key of zeros, time 0.
     #[test]
     fn tokens_are_those_of_openvpn() {
-        let token = "SESS_ID_AT_0123456789abcdefAAAAAAAAAAAAAAAAAAAAAE5JsQJOVfo8jnI3RL3tBaR5NkE4yPfcylFUHmHSc5Bu";
+        let token = "SESS_ID_AT_0123456789abcdefAAAAAAAAAAAAAAAAAAAAAE5JsQJOVfo8jnI3RL3tBaR5\
+                     NkE4yPfcylFUHmHSc5Bu";
         let valid = signer(0).verify("test user name", token, 0).unwrap();
         assert!(!valid.is_expired && !valid.is_for_empty_user);
         assert_eq!(signer(0).sign("test user name", valid.identity, 0).expose(), token);

@@ -1,8 +1,8 @@
 //! Key files that wrap the control channel or sign tokens: static keys (tls-auth, tls-crypt), the two files of
 //! tls-crypt-v2, and the key of auth tokens.
 //!
-//! A static key, which is a [`KeyBlock`], is hexadecimal between two lines; the others are PEM. The texts are those that `openvpn --genkey`
-//! writes and reads.
+//! A static key, which is a [`KeyBlock`], is hexadecimal between two lines; the others are PEM. The texts are those
+//! that `openvpn --genkey` writes and reads.
 
 use std::fmt;
 

@@ -224,7 +224,8 @@ mod tests {
 
     #[test]
     fn faults_have_a_line_and_a_reason() {
-        let text = "ifconfig-push 10.8.0.50\niroute 10.0.0.0 255.0.255.0\nport 5\npush \"x\niroute-ipv6 fd00::\nconfig gone\n";
+        let text = "ifconfig-push 10.8.0.50\niroute 10.0.0.0 255.0.255.0\nport 5\npush \"x\n\
+            iroute-ipv6 fd00::\nconfig gone\n";
         let (file, lines) = read_client_file(text, &mut no_files());
         assert_eq!(file, ClientFile::default());
         let reasons: Vec<String> = lines

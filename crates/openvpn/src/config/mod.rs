@@ -14,6 +14,7 @@ mod tls;
 mod walk;
 
 use std::borrow::Cow;
+use std::fmt;
 use std::str::FromStr;
 
 use zeroize::Zeroizing;
@@ -71,6 +72,29 @@ pub struct ImportLine {
     pub text: String,
     /// What became of it.
     pub verdict: Verdict,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Taken => f.write_str("taken over"),
+            Self::NoMeaning(why) => write!(f, "means nothing here: {why}"),
+            Self::Refused(why) => write!(f, "refused: {why}"),
+        }
+    }
+}
+
+impl fmt::Display for ImportLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(file) = &self.file {
+            write!(f, "{file}:")?;
+        }
+        write!(f, "{}: ", self.line)?;
+        if !self.text.is_empty() {
+            write!(f, "{}: ", self.text)?;
+        }
+        write!(f, "{}", self.verdict)
+    }
 }
 
 /// A transport in a configuration.

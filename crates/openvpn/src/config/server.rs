@@ -99,6 +99,8 @@ pub struct ServerSettings {
     pub proto: Proto,
     /// The network of clients: address and mask.
     pub ipv4: Option<(Ipv4Addr, Ipv4Addr)>,
+    /// Clients without an address of their own get one of the pool (not with `nopool`).
+    pub has_pool: bool,
     /// The first and the last address of the pool, where they are given.
     pub pool_ipv4: Option<(Ipv4Addr, Ipv4Addr)>,
     /// The network of clients: address and prefix length.
@@ -176,6 +178,7 @@ impl Default for ServerSettings {
             port: PORT_DEFAULT,
             proto: Proto::default(),
             ipv4: None,
+            has_pool: true,
             pool_ipv4: None,
             ipv6: None,
             pool_ipv6: None,
@@ -221,7 +224,7 @@ pub struct ServerImport {
     pub settings: ServerSettings,
     /// What became of each line.
     pub lines: Vec<ImportLine>,
-    /// What a server needs and the file does not have.
+    /// What a server needs and the file does not have, and what in it contradicts itself.
     pub missing: Vec<&'static str>,
 }
 
@@ -248,6 +251,50 @@ impl Apply for ServerSettings {
 }
 
 impl ServerSettings {
+    /// The server's own address in the network of clients: the first.
+    pub fn server_ipv4(&self) -> Option<Ipv4Addr> {
+        match (self.ipv4, self.own_ipv4) {
+            (Some((network, _)), _) => Some(plus_ipv4(network, 1)),
+            (None, own) => own.map(|(address, _)| address),
+        }
+    }
+
+    /// The addresses, first and last, for clients without one of their own.
+    pub fn client_pool_ipv4(&self) -> Option<(Ipv4Addr, Ipv4Addr)> {
+        if self.pool_ipv4.is_some() {
+            return self.pool_ipv4;
+        }
+        let (network, mask) = self.ipv4.filter(|_| self.has_pool)?;
+        let last = u32::from(network) | !u32::from(mask);
+        Some((plus_ipv4(network, 2), Ipv4Addr::from(last - 1)))
+    }
+
+    /// The server's own address in the network of clients: the first.
+    pub fn server_ipv6(&self) -> Option<Ipv6Addr> {
+        match (self.ipv6, self.own_ipv6) {
+            (Some((network, _)), _) => Some(plus_ipv6(network, 1)),
+            (None, own) => own.map(|(address, _)| address),
+        }
+    }
+
+    /// The first address for clients without one of their own, and the prefix length.
+    pub fn client_pool_ipv6(&self) -> Option<(Ipv6Addr, u8)> {
+        let behind = |bits: u8| if bits < 112 { 0x1000 } else { 2 };
+        self.pool_ipv6.or_else(|| {
+            let (network, bits) = self.ipv6.filter(|_| self.has_pool)?;
+            Some((plus_ipv6(network, behind(bits)), bits))
+        })
+    }
+
+    fn is_pool_outside(&self) -> bool {
+        match (self.ipv4, self.pool_ipv4) {
+            (Some((network, mask)), Some((first, last))) => [first, last]
+                .into_iter()
+                .any(|address| u32::from(address) & u32::from(mask) != u32::from(network)),
+            _ => false,
+        }
+    }
+
     fn missing(&self) -> Vec<&'static str> {
         let checks_no_certificate =
             self.client_cert == VerifyClientCert::None || !self.tls.fingerprints.is_empty();
@@ -263,6 +310,10 @@ impl ServerSettings {
             (
                 self.client_cert != VerifyClientCert::Require && !has_login,
                 "nobody is checked: clients need a certificate or a password",
+            ),
+            (
+                self.is_pool_outside(),
+                "the pool is outside of the network of clients: correct ifconfig-pool",
             ),
             (
                 self.needs_client_file && self.client_folder.is_none(),
@@ -310,16 +361,7 @@ impl ServerSettings {
 
     fn addresses(&mut self, args: Args<'_>) -> Option<Outcome> {
         Some(match args.0.name.as_str() {
-            "server" => {
-                number_pair(args, "a network and a mask, and perhaps nopool").and_then(|pair| {
-                    let bits = u32::from(pair.1).leading_ones();
-                    if !(8..=30).contains(&bits) || u32::from(pair.1).count_ones() != bits {
-                        return Err(args.bad(1, "a mask from 255.0.0.0 to 255.255.255.252"));
-                    }
-                    self.ipv4 = Some(pair);
-                    TAKEN
-                })
-            }
+            "server" => self.network(args),
             "server-ipv6" => prefix(args).map(|prefix| {
                 self.ipv6 = Some(prefix);
                 Verdict::Taken
@@ -354,6 +396,26 @@ impl ServerSettings {
             "route" | "route-ipv6" => self.route(args),
             _ => return None,
         })
+    }
+
+    fn network(&mut self, args: Args<'_>) -> Outcome {
+        args.at_most(3)?;
+        let expected = "a network and a mask, and perhaps nopool";
+        let (network, mask) = number_pair::<Ipv4Addr>(args, expected)?;
+        let bits = u32::from(mask).leading_ones();
+        if !(8..=30).contains(&bits) || u32::from(mask).count_ones() != bits {
+            return Err(args.bad(1, "a mask from 255.0.0.0 to 255.255.255.252"));
+        }
+        if u32::from(network) & !u32::from(mask) != 0 {
+            return Err(args.bad(0, "the first address of the network"));
+        }
+        match args.optional::<String>(2, "nopool")?.as_deref() {
+            None => {}
+            Some("nopool") => self.has_pool = false,
+            Some(_) => return Err(args.bad(2, "nopool")),
+        }
+        self.ipv4 = Some((network, mask));
+        TAKEN
     }
 
     fn topology(&mut self, args: Args<'_>) -> Outcome {
@@ -634,6 +696,15 @@ pub(super) fn device(args: Args<'_>) -> Outcome {
         return TAKEN;
     }
     nothing("Weft names the device itself")
+}
+
+/// An address of a network; no prefix is so short that it could pass the end.
+fn plus_ipv4(network: Ipv4Addr, count: u32) -> Ipv4Addr {
+    u32::from(network).saturating_add(count).into()
+}
+
+fn plus_ipv6(network: Ipv6Addr, count: u128) -> Ipv6Addr {
+    u128::from(network).saturating_add(count).into()
 }
 
 fn prefix(args: Args<'_>) -> Result<(Ipv6Addr, u8), String> {

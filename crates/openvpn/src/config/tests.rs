@@ -15,7 +15,7 @@ const KEY: &str = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\
 /// The folder of a server.
 fn files(path: &str) -> Result<String, String> {
     match path {
-        "ca.crt" | "keys/ca.crt" | "server.crt" => Ok(CERT.to_owned()),
+        "ca.crt" | "keys/ca.crt" | "/etc/ca.crt" | "server.crt" => Ok(CERT.to_owned()),
         "server.key" => Ok(KEY.to_owned()),
         "locked.key" => Ok("-----BEGIN ENCRYPTED PRIVATE KEY-----\n".to_owned()),
         "ta.key" => Ok(KeyBlock::new([7; 256]).to_text().to_string()),
@@ -182,13 +182,47 @@ fn what_is_lost_is_refused_with_line_and_reason() {
 }
 
 #[test]
+fn addresses_follow_from_the_network() {
+    let settings = |text: &str| server(text).settings;
+    let usual = settings("server 10.8.0.0 255.255.255.0\nserver-ipv6 fd00:8::/64\n");
+    let pool = usual.client_pool_ipv4().map(|(first, last)| format!("{first} {last}"));
+    assert_eq!(pool.as_deref(), Some("10.8.0.2 10.8.0.254"));
+    assert_eq!(usual.server_ipv4(), "10.8.0.1".parse().ok());
+    assert_eq!(usual.server_ipv6(), "fd00:8::1".parse().ok());
+    assert_eq!(usual.client_pool_ipv6().unwrap().0.to_string(), "fd00:8::1000");
+    let small = settings("server-ipv6 fd00:8::/112\nserver 10.8.0.0 255.255.255.0 nopool\n");
+    assert_eq!(small.client_pool_ipv4(), None);
+    assert!(settings("server-ipv6 fd00:8::/112\n").client_pool_ipv6().is_some());
+    let by_hand =
+        settings("mode server\nifconfig 10.9.0.1 255.255.255.0\nifconfig-pool 10.9.0.5 10.9.0.9\n");
+    assert_eq!(by_hand.server_ipv4(), "10.9.0.1".parse().ok());
+    assert_eq!(by_hand.client_pool_ipv4().unwrap().1.to_string(), "10.9.0.9");
+    let outside = server("server 10.8.0.0 255.255.255.0\nifconfig-pool 10.9.0.5 10.9.0.9\n");
+    assert!(outside.missing.iter().any(|what| what.contains("the pool is outside")));
+    assert_eq!(refused(&server("server 10.8.0.1 255.255.255.0").lines).len(), 1);
+    let text = "key-direction 2\ntls-auth ta.key 2\nstatus-version 4\ntls-version-max 1.1\nport x\n";
+    assert_eq!(refused(&server(text).lines).len(), 5);
+}
+
+#[test]
+fn a_report_is_for_people() {
+    let import = server("port 1194\nfragment 1300\npush \"x\nverb 3\nconfig more.conf\n");
+    let shown: Vec<String> = import.lines.iter().map(ImportLine::to_string).collect();
+    assert_eq!(shown[0], "1: port 1194: taken over");
+    assert!(shown[1].starts_with("2: fragment 1300: refused: packets are not cut"));
+    assert!(shown[2].starts_with("3: refused: a \" has no second one"));
+    assert_eq!(shown[3], "4: verb 3: means nothing here: messages go to the journal");
+    assert_eq!(shown[4], "more.conf:1: max-clients 7: taken over");
+}
+
+#[test]
 fn words_that_change_other_lines_are_obeyed() {
-    let text = "cd keys\nca ca.crt\nca /ca.crt\nignore-unknown-option new-thing\nnew-thing 1\n\
+    let text = "cd keys\nca ca.crt\nca /etc/ca.crt\nca /ca.crt\nignore-unknown-option new-thing\nnew-thing 1\n\
         setenv opt newer-thing 2\nsetenv opt block-outside-dns\nsetenv FRIENDLY name\ndh [inline]\n--verb 3\n";
     let import = server(text);
     assert_eq!(
         refused(&import.lines),
-        ["3: /ca.crt cannot be read (no such file): restore it, or correct the path"]
+        ["4: /ca.crt cannot be read (no such file): restore it, or correct the path"]
     );
     assert!(import.settings.tls.ca.is_some());
 }

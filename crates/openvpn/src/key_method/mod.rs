@@ -1,6 +1,7 @@
 //! Key method 2: the first message that each end sends inside TLS, the client first.
 //!
-//! zero 4 | method 1 | (client only) pre-master 48 | random 32 | random 32 | options | user name | password | peer info.
+//! zero 4 | method 1 | (client only) pre-master 48 | random 32 | random 32 | options | user name | password | peer
+//! info.
 //! Each of the last four is a length of 2 bytes, big-endian, that counts the NUL behind the text; a missing text has
 //! length 0. Fields at the end may be missing altogether.
 

@@ -86,14 +86,23 @@ pub enum RouteHost<A> {
     Name(String),
 }
 
-impl<A: FromStr> RouteHost<A> {
-    fn parse(text: &str) -> Self {
-        match text {
+impl<A: FromStr> FromStr for RouteHost<A> {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+        Ok(match text {
             "vpn_gateway" => Self::VpnGateway,
             "net_gateway" => Self::NetGateway,
             "remote_host" => Self::RemoteHost,
-            _ => text.parse().map_or_else(|_| Self::Name(text.to_owned()), Self::Address),
-        }
+            _ => match text.parse() {
+                Ok(address) => Self::Address(address),
+                Err(_) if !text.is_empty() && text.bytes().all(is_plain) => {
+                    Self::Name(text.to_owned())
+                }
+                Err(_) => return Err("an address or a name"),
+            },
+        })
     }
 }
 
@@ -404,17 +413,17 @@ impl<'a> Values<'a> {
         let is_default = |at: usize| self.values.get(at).is_none_or(|word| word == "default");
         Ok(match self.option {
             "route" => {
-                let network = RouteHost::parse(self.text(0, "a network")?);
+                let network = self.get(0, "a network")?;
                 let mask = if is_default(1) { Ipv4Addr::BROADCAST } else { self.get(1, ADDRESS)? };
-                let gateway = if is_default(2) { None } else { Some(self.text(2, ADDRESS)?) };
+                let gateway = if is_default(2) { None } else { Some(self.get(2, ADDRESS)?) };
                 let metric = if is_default(3) { None } else { Some(self.get(3, NUMBER)?) };
-                PushOption::Route(network, mask, gateway.map(RouteHost::parse), metric)
+                PushOption::Route(network, mask, gateway, metric)
             }
             "route-ipv6" => {
                 let (network, bits) = self.prefix()?;
-                let gateway = if is_default(1) { None } else { Some(self.text(1, PREFIX)?) };
+                let gateway = if is_default(1) { None } else { Some(self.get(1, PREFIX)?) };
                 let metric = if is_default(2) { None } else { Some(self.get(2, NUMBER)?) };
-                PushOption::RouteIpv6(network, bits, gateway.map(RouteHost::parse), metric)
+                PushOption::RouteIpv6(network, bits, gateway, metric)
             }
             "route-metric" => PushOption::RouteMetric(self.get(0, NUMBER)?),
             _ => PushOption::RouteGateway(match self.text(0, ADDRESS)? {

@@ -233,6 +233,7 @@ fn bad_options_are_named() {
     assert!(error("peer-id 16777215").contains("below 16777215"));
     assert!(error("ifconfig-ipv6 fd00::1/129").contains("prefix length"));
     assert!(error("route \"10").contains("close the quotation"));
+    assert!(error("route \"a b\"").contains("route has a bad value \"a b\""));
     assert!(error("auth-token-user !").contains("base64"));
 }
 
