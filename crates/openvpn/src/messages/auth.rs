@@ -7,9 +7,6 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::Secret;
 
-/// How an answer to a challenge looks in the place of a password, for messages.
-pub const PASSWORD_ANSWERS: &str = "CRV1::STATE::ANSWER or SCRV1:PASSWORD:ANSWER";
-
 /// Why a server does not let a client in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuthFailure {
@@ -75,10 +72,13 @@ impl AuthFailure {
         if let Some(challenge) = content.strip_prefix("CRV1:").and_then(Challenge::parse) {
             return Self::Challenge(challenge);
         }
-        if let Some(rest) = content.strip_prefix("TEMP") {
+        let form = |word: &str, next: &[char]| {
+            content.strip_prefix(word).filter(|rest| rest.is_empty() || rest.starts_with(next))
+        };
+        if let Some(rest) = form("TEMP", &['[', ':']) {
             return temporary(rest);
         }
-        match content.strip_prefix("SESSION") {
+        match form("SESSION", &[':']) {
             Some(rest) => Self::Session(rest.trim_start_matches(':').trim_start().to_owned()),
             None => Self::Text(content.to_owned()),
         }
@@ -107,7 +107,7 @@ impl AuthFailure {
         }
     }
 
-    /// The same for a client that does not know [`Self::Temporary`] or the colon of [`Self::Session`].
+    /// The same for a client that does not know [`Self::Temporary`].
     #[must_use]
     pub fn for_old_client(self) -> Self {
         match self {

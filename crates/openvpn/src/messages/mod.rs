@@ -11,7 +11,7 @@ mod secret;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-pub use auth::{Advance, AuthFailure, Challenge, PASSWORD_ANSWERS, PasswordForm, PendingStep};
+pub use auth::{Advance, AuthFailure, Challenge, PasswordForm, PendingStep};
 pub use push::{
     Continuation, PUSH_BYTES_MAX, PUSH_MESSAGE_BYTES_MAX, PUSH_OPTION_BYTES_MAX, PUSH_OPTIONS_MAX,
     PushCollector, PushPart, PushUpdateOption, push_reply, push_update,

@@ -1,6 +1,6 @@
 //! Messages in the stream that TLS gives: each ends with a NUL.
 
-use zeroize::Zeroize;
+use zeroize::{Zeroize, Zeroizing};
 
 /// The longest message, in bytes: a record of TLS. OpenVPN's own limit is 2,048.
 pub const MESSAGE_BYTES_MAX: usize = 16 * 1024;
@@ -18,11 +18,11 @@ pub struct MessageReader {
 
 impl MessageReader {
     /// Takes bytes as they come, and returns the messages that are whole now. CR and LF at a message's end are cut
-    /// off. Empty messages are left out, and those with control characters.
+    /// off. Empty messages are left out, and those with control characters. A message may hold a token.
     ///
     /// # Errors
     /// [`EndlessMessage`]
-    pub fn handle_bytes(&mut self, bytes: &[u8]) -> Result<Vec<String>, EndlessMessage> {
+    pub fn handle_bytes(&mut self, bytes: &[u8]) -> Result<Vec<Zeroizing<String>>, EndlessMessage> {
         let mut messages = Vec::new();
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| *byte == 0) {
@@ -45,11 +45,11 @@ impl MessageReader {
     }
 }
 
-fn text_of(message: &[u8]) -> Option<String> {
+fn text_of(message: &[u8]) -> Option<Zeroizing<String>> {
     let end = message.iter().rposition(|byte| !matches!(byte, b'\r' | b'\n'))?;
     let message = message.get(..=end)?;
     let is_plain = message.iter().all(|byte| *byte >= 0x20 && *byte != 0x7f);
-    is_plain.then(|| String::from_utf8_lossy(message).into_owned())
+    is_plain.then(|| Zeroizing::new(String::from_utf8_lossy(message).into_owned()))
 }
 
 #[cfg(test)]
@@ -63,11 +63,14 @@ mod tests {
     #[test]
     fn messages_end_with_a_nul() {
         let mut reader = MessageReader::default();
+        let texts = |read: Result<Vec<Zeroizing<String>>, EndlessMessage>| -> Vec<String> {
+            read.unwrap().iter().map(|message| message.to_string()).collect()
+        };
         let read = reader.handle_bytes(b"PUSH_REQUEST\0\0bad\x01one\0bad\r\ntwo\0EXIT\r\n\0half");
-        assert_eq!(read.unwrap(), ["PUSH_REQUEST", "EXIT"]);
-        assert_eq!(reader.handle_bytes(b" and half\0").unwrap(), ["half and half"]);
+        assert_eq!(texts(read), ["PUSH_REQUEST", "EXIT"]);
+        assert_eq!(texts(reader.handle_bytes(b" and half\0")), ["half and half"]);
         let long = vec![b'x'; MESSAGE_BYTES_MAX];
-        assert_eq!(reader.handle_bytes(&long).unwrap(), [""; 0]);
+        assert_eq!(texts(reader.handle_bytes(&long)), [""; 0]);
         assert_eq!(reader.handle_bytes(b"x"), Err(EndlessMessage));
     }
 
@@ -82,7 +85,7 @@ mod tests {
             let (mut reader, mut rest, mut got) = (MessageReader::default(), &stream[..], Vec::new());
             for cut in cuts.into_iter().chain([stream.len()]) {
                 let (piece, behind) = rest.split_at(cut.min(rest.len()));
-                got.extend(reader.handle_bytes(piece).unwrap());
+                got.extend(reader.handle_bytes(piece).unwrap().iter().map(|text| text.to_string()));
                 rest = behind;
             }
             prop_assert_eq!(got, messages);

@@ -40,6 +40,8 @@ fn refusals_in_all_forms() {
     assert_eq!(failure(&format!("AUTH_FAILED,{text}")), AuthFailure::Text(text.to_owned()));
     let session = AuthFailure::Session("token expired".to_owned());
     assert_eq!(failure("AUTH_FAILED,SESSION: token expired"), session);
+    let text = "TEMPORARY outage";
+    assert_eq!(failure(&format!("AUTH_FAILED,{text}")), AuthFailure::Text(text.to_owned()));
     let busy = |backoff_s, advance, text: &str| AuthFailure::Temporary {
         backoff_s,
         advance,
@@ -136,6 +138,24 @@ fn a_long_push_is_cut_and_put_together() {
     assert_eq!(few.len(), 1);
     assert_eq!(Message::PushReply(few[0].clone()).to_text(), "PUSH_REPLY,ping 10,ping-restart 60");
     assert_eq!(Message::PushReply(push_reply(&[]).unwrap()[0].clone()).to_text(), "PUSH_REPLY");
+}
+
+/// The last of three messages of a server of OpenVPN 2.6.14.
+#[test]
+fn a_real_push_is_understood() {
+    let text = "PUSH_REPLY,route 172.16.57.0 255.255.255.0,tun-ipv6,route-gateway 10.9.0.1,topology subnet,\
+                ping 10,ping-restart 60,ifconfig-ipv6 fd00:9::1000/64 fd00:9::1,\
+                ifconfig 10.9.0.2 255.255.255.0,peer-id 0,auth-token SESS_ID,cipher AES-256-GCM,\
+                protocol-flags cc-exit tls-ekm dyn-tls-crypt,tun-mtu 1500,push-continuation 1";
+    let Message::PushReply(part) = same(text) else { panic!() };
+    assert_eq!(part.continuation, Continuation::Last);
+    let options: Vec<PushOption> =
+        part.options.iter().map(|option| PushOption::parse(option).unwrap()).collect();
+    let unknown: Vec<&PushOption> =
+        options.iter().filter(|option| matches!(option, PushOption::Other(_))).collect();
+    assert_eq!(unknown, [&PushOption::Other(vec!["tun-ipv6".to_owned()])]);
+    assert!(options.contains(&PushOption::TunMtu(1500)));
+    assert!(!format!("{options:?}{part:?}").contains("SESS_ID"));
 }
 
 #[test]
