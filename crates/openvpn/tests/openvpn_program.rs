@@ -9,7 +9,9 @@ use std::process::{Command, Stdio};
 use aws_lc_rs::cipher::{AES_256, DecryptingKey, DecryptionContext, UnboundCipherKey};
 use aws_lc_rs::hmac;
 use weft_crypto::DataCipher;
-use weft_openvpn::config::{NewProfile, Wrapping, read_client_profile};
+use weft_openvpn::config::{
+    ImportLine, NewProfile, Verdict, Wrapping, read_client_profile, read_server_config,
+};
 use weft_openvpn::device::{KeyBlock, Side};
 use weft_openvpn::key_method::LinkOptions;
 use weft_openvpn::messages::Secret;
@@ -179,10 +181,46 @@ fn what_openvpn_refuses_in_a_file_is_refused() {
         let reasons: Vec<_> = import
             .lines
             .iter()
-            .filter(|read| matches!(read.verdict, weft_openvpn::config::Verdict::Refused(_)))
+            .filter(|read| matches!(read.verdict, Verdict::Refused(_)))
             .map(|read| read.line)
             .collect();
         assert_eq!(reasons, [3], "{line}");
+    }
+}
+
+/// The sample files of Debian's package, with every directive that is commented out there.
+#[test]
+fn the_sample_files_have_a_verdict_for_every_line() {
+    let folder = Path::new("/usr/share/doc/openvpn/examples");
+    let Ok(server) = std::fs::read_to_string(folder.join("sample-config-files/server.conf")) else {
+        println!("not run: the sample files of openvpn are not installed");
+        return;
+    };
+    let client = read(folder, "sample-config-files/client.conf");
+    let mut files = |path: &str| {
+        let path = folder.join("sample-keys").join(path);
+        std::fs::read_to_string(path).map_err(|error| error.to_string())
+    };
+    let refused = |lines: Vec<ImportLine>| -> Vec<String> {
+        let refused = lines.iter().filter(|line| matches!(line.verdict, Verdict::Refused(_)));
+        refused.map(ImportLine::to_string).collect()
+    };
+    let import = read_server_config(&server, &mut files);
+    assert_eq!((refused(import.lines), import.missing), (vec![], vec![]));
+    assert!(import.settings.tls.ca.is_some() && import.settings.ipv4.is_some());
+    let import = read_client_profile(&client, &mut files);
+    assert_eq!((refused(import.lines), import.missing), (vec![], vec![]));
+    assert_eq!(import.profile.remotes.len(), 1);
+    for text in [server, client] {
+        let all = text.replace("\n;", "\n");
+        assert_ne!(all, text);
+        let import = read_server_config(&all, &mut files);
+        assert!(import.settings.tls.tls_auth.is_some());
+        let server = refused(import.lines);
+        let client = refused(read_client_profile(&all, &mut files).lines);
+        for line in server.iter().chain(&client) {
+            assert!(!line.contains("no directive") && !line.contains("not read here"), "{line}");
+        }
     }
 }
 

@@ -200,7 +200,8 @@ fn addresses_follow_from_the_network() {
     let outside = server("server 10.8.0.0 255.255.255.0\nifconfig-pool 10.9.0.5 10.9.0.9\n");
     assert!(outside.missing.iter().any(|what| what.contains("the pool is outside")));
     assert_eq!(refused(&server("server 10.8.0.1 255.255.255.0").lines).len(), 1);
-    let text = "key-direction 2\ntls-auth ta.key 2\nstatus-version 4\ntls-version-max 1.1\nport x\n";
+    let text =
+        "key-direction 2\ntls-auth ta.key 2\nstatus-version 4\ntls-version-max 1.1\nport x\n";
     assert_eq!(refused(&server(text).lines).len(), 5);
 }
 
