@@ -162,13 +162,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn hex(text: &str) -> Vec<u8> {
-        let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
-        let pair =
-            |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
-        digits.chunks(2).map(pair).collect()
-    }
+    use crate::testing::hex;
 
     fn session(text: &str) -> SessionId {
         SessionId::new(hex(text).try_into().unwrap()).unwrap()

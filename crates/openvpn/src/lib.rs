@@ -7,12 +7,13 @@
 //! - plain control packets with their acknowledgements,
 //! - the DATA_V2 AEAD layout,
 //! - the client key that trails a tls-crypt-v2 packet,
-//! - the framing over TCP, and the special payloads of the data channel.
+//! - the framing over TCP, and the special payloads of the data channel,
+//! - what protects control packets outside of TLS: tls-auth, tls-crypt, tls-crypt-v2 ([`wrap`]).
 //!
 //! It also has the requests and answers of a data channel device, the kernel's or userspace's.
 //!
-//! **The state machine itself is not here yet**: nothing in this crate retransmits, runs TLS, checks or makes
-//! a MAC or derives keys. Packets of the data channel are sealed and opened in `weft-crypto`.
+//! **The state machine itself is not here yet**: nothing in this crate retransmits, runs TLS or derives keys.
+//! Packets of the data channel are sealed and opened in `weft-crypto`.
 #![forbid(unsafe_code)]
 
 pub mod auth_token;
@@ -27,7 +28,10 @@ pub mod messages;
 pub mod negotiation;
 mod opcode;
 pub mod static_key;
+#[cfg(test)]
+mod testing;
 pub mod words;
+pub mod wrap;
 
 pub use opcode::{KeyId, Opcode, SessionId};
 
