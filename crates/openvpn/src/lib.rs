@@ -1,19 +1,19 @@
 //! pure: the OpenVPN control channel, as a state machine.
 //!
-//! So far the crate holds the layer below that state machine. It has checked views and builders of the
-//! packets of the OpenVPN protocol, version 2, as stock OpenVPN sends them:
+//! From the wire up, as stock OpenVPN speaks it:
 //!
-//! - opcodes and key ids,
-//! - plain control packets with their acknowledgements,
-//! - the DATA_V2 AEAD layout,
-//! - the client key that trails a tls-crypt-v2 packet,
-//! - the framing over TCP, and the special payloads of the data channel,
-//! - what protects control packets outside of TLS: tls-auth, tls-crypt, tls-crypt-v2 ([`wrap`]).
+//! - checked views and builders of packets: [`control`], [`data`], the framing over TCP ([`frame`]);
+//! - what protects control packets outside of TLS: tls-auth, tls-crypt, tls-crypt-v2 ([`wrap`]);
+//! - a server's door, which keeps no state for who has not proven his address ([`gate`]);
+//! - the control channel with one peer, at either end: retransmission, TLS, keys and their renewal, who the peer is,
+//!   and what is pushed ([`session`]);
+//! - the texts inside TLS ([`key_method`], [`messages`]), what both ends choose by them ([`negotiation`]), keys from
+//!   them ([`key_derivation`]), tokens in the place of passwords ([`auth_token`]), and key files ([`static_key`]);
+//! - configurations of servers and clients, as files of OpenVPN's, and what Weft makes of each line ([`config`]);
+//! - the requests and answers of a data channel device, the kernel's or userspace's ([`device`]).
 //!
-//! It also has the requests and answers of a data channel device, the kernel's or userspace's.
-//!
-//! **The state machine itself is not here yet**: nothing in this crate retransmits, runs TLS or derives keys.
-//! Packets of the data channel are sealed and opened in `weft-crypto`.
+//! Packets of the data channel are sealed and opened in `weft-crypto`; sockets, threads, addresses and logins are the
+//! caller's.
 #![forbid(unsafe_code)]
 
 pub mod auth_token;
@@ -22,11 +22,14 @@ pub mod control;
 pub mod data;
 pub mod device;
 pub mod frame;
+pub mod gate;
 pub mod key_derivation;
 pub mod key_method;
 pub mod messages;
 pub mod negotiation;
 mod opcode;
+mod reliability;
+pub mod session;
 pub mod static_key;
 #[cfg(test)]
 mod testing;

@@ -54,7 +54,7 @@ impl Metadata {
     }
 }
 
-/// A server's key, under which it wraps the keys of its clients.
+/// A server's key, under which it wraps the keys of its clients. [`crate::static_key`] reads its file, and a client's.
 pub struct ServerKey(Half);
 
 /// A client's key, unwrapped.
@@ -64,29 +64,6 @@ pub struct UnwrappedClientKey {
     pub key: KeyBlock,
     /// What the key says about the client.
     pub metadata: Metadata,
-}
-
-/// What a client has: its key, and the same wrapped, which it sends along.
-#[derive(Clone, Debug)]
-pub struct ClientKey {
-    /// Its tls-crypt key.
-    pub key: KeyBlock,
-    /// WKc.
-    pub wrapped: Vec<u8>,
-}
-
-impl ClientKey {
-    /// Reads what a client's key file holds: the key, and the wrapped key behind it.
-    ///
-    /// # Errors
-    /// Configuration: the lengths are not those of such a key.
-    pub fn parse(bytes: &[u8]) -> Result<Self, WrapError> {
-        let need = KEY_BLOCK_BYTES + CLIENT_KEY_BYTES_MIN;
-        let short = WrapError::Truncated { need, have: bytes.len() };
-        let (key, wrapped) = bytes.split_first_chunk::<KEY_BLOCK_BYTES>().ok_or(short)?;
-        split_length(wrapped)?;
-        Ok(Self { key: KeyBlock::new(*key), wrapped: wrapped.to_vec() })
-    }
 }
 
 impl ServerKey {

@@ -20,9 +20,7 @@ use crate::device::{KeyBlock, Side};
 
 pub use auth::{AuthDigest, AuthDirection, AuthKeys};
 pub use crypt::CryptKeys;
-pub use crypt_v2::{
-    ClientKey, METADATA_BYTES_MAX, Metadata, SERVER_KEY_BYTES, ServerKey, UnwrappedClientKey,
-};
+pub use crypt_v2::{METADATA_BYTES_MAX, Metadata, SERVER_KEY_BYTES, ServerKey, UnwrappedClientKey};
 pub use replay::{REPLAY_WINDOW_PACKETS, ReplayId, ReplayWindow};
 
 /// Opcode, key id and session id: what every layout begins with.
@@ -86,7 +84,7 @@ impl WrapKeys {
     }
 
     /// Dynamic tls-crypt: the keys of renegotiations. `exported` is what the first TLS session exports with
-    /// [`DYNAMIC_LABEL`].
+    /// [`crate::key_derivation::DYNAMIC_TLS_CRYPT_LABEL`].
     pub fn dynamic(&self, exported: &KeyBlock, side: Side) -> Self {
         let original = match self {
             Self::None => None,
@@ -145,9 +143,6 @@ impl fmt::Debug for WrapKeys {
     }
 }
 
-/// The exporter's label for the keys of dynamic tls-crypt.
-pub const DYNAMIC_LABEL: &[u8] = b"EXPORTER-OpenVPN-dynamic-tls-crypt";
-
 /// The wrapping of one session: keys, the replay ids that it has sent, and those that it has received.
 #[derive(Debug)]
 pub struct Wrap {
@@ -165,6 +160,13 @@ impl Wrap {
     /// The keys.
     pub const fn keys(&self) -> &WrapKeys {
         &self.keys
+    }
+
+    /// Notes the replay id of a packet that was unwrapped elsewhere.
+    pub(crate) fn note(&mut self, id: Option<ReplayId>) {
+        if let Some(id) = id {
+            self.window.accept(id);
+        }
     }
 
     /// Appends the wrapped form of a plain control packet to a buffer, under a replay id never used before.

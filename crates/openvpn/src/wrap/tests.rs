@@ -85,7 +85,7 @@ fn altered_packets_and_those_of_another_wrapping_are_refused() {
 #[test]
 fn every_digest_of_tls_auth_has_its_length_and_both_ends_agree() {
     for (name, bytes) in
-        [("sha1", 20), ("SHA224", 28), ("SHA256", 32), ("sha384", 48), ("SHA512", 64)]
+        [("MD5", 16), ("sha1", 20), ("SHA224", 28), ("SHA256", 32), ("sha384", 48), ("SHA512", 64)]
     {
         let digest: AuthDigest = name.parse().unwrap();
         assert_eq!(digest.bytes(), bytes);
@@ -168,9 +168,6 @@ fn wrapped_client_keys_are_the_known_answers() {
         let unwrapped = server_key().unwrap(&wrapped).unwrap();
         assert_eq!(unwrapped.metadata, metadata);
         assert_eq!(unwrapped.key.expose(), client_key().expose());
-        let file = [&client_key().expose()[..], &wrapped].concat();
-        assert_eq!(ClientKey::parse(&file).unwrap().wrapped, wrapped);
-        assert!(ClientKey::parse(&file[..file.len() - 1]).is_err());
     }
 }
 
@@ -225,6 +222,5 @@ proptest! {
             prop_assert!(opened.is_ok() || out.is_empty());
         }
         prop_assert!(server_key().unwrap(&bytes).is_err());
-        prop_assert!(ClientKey::parse(&bytes).is_err());
     }
 }

@@ -1,0 +1,145 @@
+//! What the two ends tell each other once TLS is up.
+
+use std::time::{Duration, Instant};
+
+use zeroize::Zeroizing;
+
+use super::event::{EndReason, Event, SessionError};
+use super::key::Stage;
+use super::{MESSAGES_MAX, Role, Session};
+use crate::messages::{Message, MessageReader, PushCollector};
+
+/// How long a client waits for the options before it asks for them, in seconds, as OpenVPN does.
+const PUSH_REQUEST_FIRST_S: u64 = 1;
+/// How long it waits until it asks again, in seconds.
+const PUSH_REQUEST_S: u64 = 5;
+/// How long a server passes over further requests, in seconds: its reply cannot be lost.
+const PUSH_REPLY_S: u64 = 30;
+
+/// How far the pushing of options has come.
+#[derive(Debug, Default)]
+pub(super) struct Push {
+    pub(super) reader: MessageReader,
+    /// Server: the client asked.
+    pub(super) is_requested: bool,
+    /// Server: what is sent when the client asks.
+    pub(super) reply: Vec<Message>,
+    replied_at: Option<Instant>,
+    /// Client: when it asks next.
+    pub(super) requests_at: Option<Instant>,
+    pub(super) collector: PushCollector,
+    /// Client: the server's options string.
+    pub(super) server_options: String,
+}
+
+impl Push {
+    pub(super) const fn poll_timeout(&self) -> Option<Instant> {
+        self.requests_at
+    }
+
+    /// Client: it has a key, and waits for its options.
+    pub(super) fn await_options(&mut self, now: Instant) {
+        self.requests_at = Some(now + Duration::from_secs(PUSH_REQUEST_FIRST_S));
+    }
+}
+
+impl Session {
+    /// Sends a message, as soon as there is a key for it: INFO_PRE, PUSH_UPDATE, an answer to a challenge.
+    ///
+    /// # Errors
+    /// The session is over, or too much waits.
+    pub fn send(&mut self, now: Instant, message: &Message) -> Result<(), SessionError> {
+        if self.over_at.is_some() {
+            return Err(SessionError::Over);
+        }
+        if self.messages.len() >= MESSAGES_MAX {
+            return Err(SessionError::TooManyMessages(self.messages.len()));
+        }
+        self.messages.push_back(Zeroizing::new(message.to_bytes()));
+        self.flush(now);
+        Ok(())
+    }
+
+    pub(super) fn handle_push_timeout(&mut self, now: Instant) {
+        if self.push.requests_at.is_none_or(|at| at > now) {
+            return;
+        }
+        self.push.requests_at = Some(now + Duration::from_secs(PUSH_REQUEST_S));
+        // A full queue is asked again later.
+        let _ = self.send(now, &Message::PushRequest);
+    }
+
+    /// Reads what TLS gave.
+    pub(super) fn read_messages(&mut self, now: Instant) -> Result<(), EndReason> {
+        if self.current.stage < Stage::Decision || self.current.plain.is_empty() {
+            return Ok(());
+        }
+        let bytes = std::mem::take(&mut self.current.plain);
+        for text in self.push.reader.handle_bytes(&bytes)? {
+            // OpenVPN leaves out what it cannot read, too.
+            let Ok(message) = Message::parse(&text) else { continue };
+            match self.role {
+                Role::Server(_) => self.handle_client_says(now, message)?,
+                Role::Client(_) => self.handle_server_says(now, message)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn handle_client_says(&mut self, now: Instant, message: Message) -> Result<(), EndReason> {
+        match message {
+            Message::PushRequest => {
+                self.push.is_requested = true;
+                self.reply_to_push(now);
+            }
+            Message::Exit => return Err(EndReason::PeerExit),
+            other => self.events.push_back(Event::Message(other)),
+        }
+        Ok(())
+    }
+
+    /// Server: sends the options, if the client waits for them and they are known.
+    pub(super) fn reply_to_push(&mut self, now: Instant) {
+        let pause = Duration::from_secs(PUSH_REPLY_S);
+        let is_again = self.push.replied_at.is_some_and(|at| now < at + pause);
+        if !self.push.is_requested || self.push.reply.is_empty() || is_again {
+            return;
+        }
+        if self.push.replied_at.replace(now).is_none() {
+            self.events.push_back(Event::Connected);
+        }
+        let bytes = self.push.reply.iter().map(|part| Zeroizing::new(part.to_bytes()));
+        self.messages.extend(bytes);
+    }
+
+    fn handle_server_says(&mut self, now: Instant, message: Message) -> Result<(), EndReason> {
+        match message {
+            Message::PushReply(part) => {
+                let is_awaited = self.push.requests_at.is_some();
+                if let Some(options) = self.push.collector.handle_part(part)? {
+                    if is_awaited {
+                        self.push.requests_at = None;
+                        self.handle_options(now, options)?;
+                    } else {
+                        // Such as a new token behind a renewal.
+                        self.take_token(&options);
+                    }
+                }
+            }
+            Message::AuthFailed(failure) => return Err(EndReason::AuthFailed(failure)),
+            Message::AuthPending { timeout_s } => {
+                let window = self.role.timing().hand_window;
+                let wait = timeout_s.map_or(window, |wait_s| Duration::from_secs(wait_s.into()));
+                self.current.deadline = now + wait.max(window);
+                self.events.push_back(Event::Message(Message::AuthPending { timeout_s }));
+            }
+            Message::Restart { preserve, next_remote, text } => {
+                return Err(EndReason::Restart { preserve, next_remote, text });
+            }
+            Message::Halt(text) => return Err(EndReason::Halt(text)),
+            Message::Exit => return Err(EndReason::PeerExit),
+            other => self.events.push_back(Event::Message(other)),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,353 @@
+//! What two ends make of each other.
+
+use std::time::Duration;
+
+use rustls::version::{TLS12, TLS13};
+use weft_crypto::DataCipher;
+
+use super::net::{Net, Setup};
+use crate::data::PeerNumber;
+use crate::device::{KeyBlock, Side};
+use crate::messages::{AuthFailure, Message, Secret};
+use crate::negotiation::Refusal;
+use crate::session::{Acceptance, EndReason, Event, Features, SessionError, Timing};
+use crate::wrap::{AuthDigest, AuthDirection, Metadata, WrapKeys};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn key(byte: u8) -> KeyBlock {
+    KeyBlock::new(std::array::from_fn(|at| at as u8 ^ byte))
+}
+
+fn crypt() -> Setup {
+    let (server, client) =
+        (WrapKeys::tls_crypt(&key(0), Side::Server), WrapKeys::tls_crypt(&key(0), Side::Client));
+    Setup::with_wrap(server, client)
+}
+
+fn auth() -> Setup {
+    let end = |direction| WrapKeys::tls_auth(&key(0), AuthDigest::Sha1, direction);
+    Setup::with_wrap(end(AuthDirection::Zero), end(AuthDirection::One))
+}
+
+fn no_features() -> Features {
+    Features { exporter: false, dynamic_wrap: false, epochs: false }
+}
+
+fn acceptance() -> Acceptance {
+    Acceptance { peer: PeerNumber::new(3).unwrap(), options: vec!["ping 10".to_owned()] }
+}
+
+#[test]
+fn two_ends_connect_with_each_wrapping_transport_and_version_of_tls() {
+    for is_stream in [false, true] {
+        for version in [&TLS12, &TLS13] {
+            for mut setup in [Setup::default(), auth(), crypt(), Setup::with_crypt_v2()] {
+                setup.client_versions = vec![version];
+                setup.is_stream = is_stream;
+                let mut net = Net::new(setup);
+                net.run_until_connected();
+                assert!(net.agree_on(0), "stream {is_stream}, {version:?}");
+                assert_eq!(net.client_said.pushed, ["ifconfig 10.8.0.2 255.255.255.0"]);
+                let keys = net.client_said.primary.as_ref().unwrap();
+                assert_eq!((keys.cipher, keys.peer.get()), (DataCipher::Aes128Gcm, 7));
+                assert_eq!(net.client.remote(), Some(net.server().own()));
+            }
+        }
+    }
+}
+
+#[test]
+fn ends_without_the_exporter_agree_by_openvpns_derivation() {
+    for (client, server) in
+        [(no_features(), Features::default()), (Features::default(), no_features())]
+    {
+        let mut net = Net::new(Setup {
+            client_features: client,
+            server_features: server,
+            ..Setup::default()
+        });
+        net.run_until_connected();
+        assert!(net.agree_on(0));
+    }
+    let mut net = Net::new(Setup {
+        client_features: Features { epochs: true, ..Features::default() },
+        server_features: Features { epochs: true, ..Features::default() },
+        ..Setup::default()
+    });
+    net.run_until_connected();
+    assert!(net.server_said.primary.as_ref().unwrap().has_epochs);
+}
+
+#[test]
+fn the_caller_learns_who_the_client_is() {
+    let mut net = Net::new(Setup { accepts: false, ..Setup::with_crypt_v2() });
+    assert!(net.run(MINUTE, |net| !net.server_said.asked.is_empty()));
+    let request = net.server_said.asked.pop().unwrap();
+    assert_eq!(request.certificates.len(), 1);
+    assert!(!request.is_renewal);
+    assert_eq!(request.metadata, Some(Metadata::User(b"phone".to_vec())));
+    assert_eq!(request.peer_info.version(), Some("2.6.0"));
+    assert!(format!("{:?}", request.credentials).contains("anna"));
+    let now = net.now;
+    net.server().accept(now, acceptance()).unwrap();
+    let again = net.server().accept(now, acceptance());
+    assert_eq!(again, Err(SessionError::NothingToDecide));
+    net.run_until_connected();
+    assert_eq!(net.client_said.pushed, ["ping 10"]);
+}
+
+#[test]
+fn a_denied_client_is_told_why() {
+    let mut net = Net::new(Setup { accepts: false, ..crypt() });
+    assert!(net.run(MINUTE, |net| !net.server_said.asked.is_empty()));
+    let (now, failure) = (net.now, AuthFailure::Text("not today".to_owned()));
+    net.server().deny(now, failure.clone()).unwrap();
+    assert!(net.run(MINUTE, |net| net.client_said.ended.is_some()));
+    assert_eq!(net.client_said.ended, Some(EndReason::AuthFailed(failure)));
+    assert_eq!(net.server_said.ended, Some(EndReason::Denied));
+    let now = net.now + MINUTE;
+    assert!(net.server().is_drained(now) && net.client.is_drained(now));
+    assert_eq!(net.server().poll_timeout(now), None);
+}
+
+#[test]
+fn a_client_waits_while_its_user_proves_himself() {
+    let mut net = Net::new(Setup { accepts: false, ..Setup::default() });
+    assert!(net.run(MINUTE, |net| !net.server_said.asked.is_empty()));
+    let now = net.now;
+    net.server().pend(now, MINUTE * 5).unwrap();
+    net.server().send(now, &Message::InfoPre("CR_TEXT:R:code?".to_owned())).unwrap();
+    assert!(net.run(MINUTE, |net| net.client_said.messages.len() == 2));
+    assert_eq!(net.client_said.messages[0], Message::AuthPending { timeout_s: Some(300) });
+    net.run(MINUTE * 3, |_| false);
+    let now = net.now;
+    net.client.send(now, &Message::ChallengeResponse(Secret::new("1234"))).unwrap();
+    assert!(net.run(MINUTE, |net| !net.server_said.messages.is_empty()));
+    assert_eq!(net.server_said.messages, [Message::ChallengeResponse(Secret::new("1234"))]);
+    let now = net.now;
+    net.server().accept(now, acceptance()).unwrap();
+    net.run_until_connected();
+}
+
+#[test]
+fn either_end_renews_keys_and_their_ids_go_round() {
+    for setup in [Setup::default(), crypt(), Setup::with_crypt_v2()] {
+        let mut net = Net::new(setup);
+        net.run_until_connected();
+        for round in 1..=9_u8 {
+            let now = net.now;
+            match round % 2 {
+                0 => net.server().renegotiate(now).unwrap(),
+                _ => net.client.renegotiate(now).unwrap(),
+            }
+            let id = (round - 1) % 7 + 1;
+            assert!(net.run(MINUTE, |net| net.agree_on(id)), "round {round}");
+            let sealing = net.server_said.primary.as_ref().unwrap().key_id.get();
+            assert_ne!(sealing, id, "the new key has not settled");
+            net.run(MINUTE + MINUTE / 6, |_| false);
+            for said in [&net.client_said, &net.server_said] {
+                assert_eq!(said.primary.as_ref().unwrap().key_id.get(), id);
+                assert!(said.secondary.is_some(), "the old key is still received");
+            }
+        }
+        let seven = Duration::from_secs(3_000);
+        net.run(seven, |_| false);
+        assert!(net.client_said.ended.is_none() && net.server_said.ended.is_none());
+    }
+}
+
+#[test]
+fn both_ends_may_begin_a_new_key_at_once() {
+    let mut net = Net::new(crypt());
+    net.run_until_connected();
+    let now = net.now;
+    net.client.renegotiate(now).unwrap();
+    net.server().renegotiate(now).unwrap();
+    assert_eq!(net.client.renegotiate(now), Err(SessionError::NoKey));
+    assert!(net.run(MINUTE, |net| net.agree_on(1)));
+}
+
+#[test]
+fn keys_are_renewed_by_age_and_old_ones_go() {
+    let timing = Timing {
+        renegotiate_after: Some(MINUTE * 10),
+        transition_window: MINUTE * 5,
+        ..Timing::default()
+    };
+    let mut net =
+        Net::new(Setup { server_timing: timing, client_timing: timing, ..Setup::default() });
+    net.run_until_connected();
+    let began = net.now;
+    assert!(net.run(MINUTE * 11, |net| net.agree_on(1)));
+    let after = net.now - began;
+    assert!((MINUTE * 9..=MINUTE * 10).contains(&after), "{after:?}");
+    net.run(MINUTE * 6, |_| false);
+    assert!(net.client_said.secondary.is_none() && net.server_said.secondary.is_none());
+    assert!(net.run(MINUTE * 11, |net| net.agree_on(2)));
+}
+
+#[test]
+fn a_client_is_asked_about_and_can_be_denied_with_each_new_key() {
+    let mut net = Net::new(Setup::default());
+    net.run_until_connected();
+    net.decide_by_hand();
+    let now = net.now;
+    net.client.renegotiate(now).unwrap();
+    assert!(net.run(MINUTE, |net| !net.server_said.asked.is_empty()));
+    assert!(net.server_said.asked[0].is_renewal);
+    assert_eq!(net.server_said.asked[0].key_id.get(), 1);
+    let now = net.now;
+    net.server().deny(now, AuthFailure::Session("expired".to_owned())).unwrap();
+    assert!(net.run(MINUTE, |net| net.client_said.ended.is_some()));
+    let failed = AuthFailure::Session("expired".to_owned());
+    assert_eq!(net.client_said.ended, Some(EndReason::AuthFailed(failed)));
+    assert!(net.server_said.secondary.is_none());
+}
+
+#[test]
+fn each_end_says_goodbye() {
+    let restart =
+        Message::Restart { preserve: true, next_remote: false, text: "maintenance".to_owned() };
+    for (farewell, by_server, expected) in [
+        (Message::Exit, false, EndReason::PeerExit),
+        (Message::Exit, true, EndReason::PeerExit),
+        (Message::Halt("gone".to_owned()), true, EndReason::Halt("gone".to_owned())),
+        (
+            restart,
+            true,
+            EndReason::Restart {
+                preserve: true,
+                next_remote: false,
+                text: "maintenance".to_owned(),
+            },
+        ),
+    ] {
+        let mut net = Net::new(crypt());
+        net.run_until_connected();
+        let now = net.now;
+        if by_server {
+            assert!(net.server().close(now, &farewell));
+        } else {
+            assert!(net.client.close(now, &farewell));
+        }
+        net.run(MINUTE, |net| net.client_said.ended.is_some() && net.server_said.ended.is_some());
+        let (teller, told) = match by_server {
+            true => (&net.server_said.ended, &net.client_said.ended),
+            false => (&net.client_said.ended, &net.server_said.ended),
+        };
+        assert_eq!((teller, told), (&Some(EndReason::Closed), &Some(expected)));
+    }
+}
+
+#[test]
+fn a_message_waits_for_the_key_that_is_being_agreed_on() {
+    let mut net = Net::new(Setup::default());
+    net.run_until_connected();
+    let now = net.now;
+    net.server().renegotiate(now).unwrap();
+    let update = Message::Info("hello".to_owned());
+    net.server().send(now, &update).unwrap();
+    assert!(net.run(MINUTE, |net| !net.client_said.messages.is_empty()));
+    assert_eq!(net.client_said.messages, [update]);
+    for _ in 0..=super::super::MESSAGES_MAX {
+        let now = net.now;
+        if net.server().renegotiate(now).is_ok() {
+            continue;
+        }
+        let _ = net.server().send(now, &Message::Exit);
+    }
+    let error = net.server().send(now, &Message::Exit).unwrap_err();
+    assert!(matches!(error, SessionError::TooManyMessages(_)), "{error}");
+}
+
+#[test]
+fn a_client_of_another_authority_ends_by_tls_at_both_ends() {
+    for version in [&TLS12, &TLS13] {
+        let setup = Setup { is_foreign: true, client_versions: vec![version], ..Setup::default() };
+        let mut net = Net::new(setup);
+        let is_over = net.run(MINUTE * 2, |net| {
+            net.client_said.ended.is_some() && net.server_said.ended.is_some()
+        });
+        assert!(is_over);
+        assert!(matches!(net.client_said.ended, Some(EndReason::Tls(_))));
+        assert!(matches!(net.server_said.ended, Some(EndReason::Tls(_))));
+        assert!(net.client_said.primary.is_none() && net.server_said.primary.is_none());
+    }
+}
+
+#[test]
+fn a_client_with_another_tls_crypt_key_never_gets_state() {
+    let server = WrapKeys::tls_crypt(&key(0), Side::Server);
+    let client = WrapKeys::tls_crypt(&key(1), Side::Client);
+    let mut net = Net::new(Setup::with_wrap(server, client));
+    assert!(net.run(MINUTE * 2, |net| net.client_said.ended.is_some()));
+    assert!(net.server.is_none());
+    assert_eq!(net.client_said.ended, Some(EndReason::HandshakeTimeout(MINUTE)));
+}
+
+#[test]
+fn ends_without_a_common_cipher_say_so() {
+    let mut net =
+        Net::new(Setup { client_ciphers: vec![DataCipher::Aes192Gcm], ..Setup::default() });
+    assert!(net.run(MINUTE, |net| net.client_said.ended.is_some()));
+    let text = "Data channel cipher negotiation failed (no shared cipher)".to_owned();
+    let failed = EndReason::AuthFailed(AuthFailure::Text(text));
+    assert_eq!(net.client_said.ended, Some(failed));
+    assert!(matches!(
+        net.server_said.ended,
+        Some(EndReason::Refused(Refusal::NoSharedCipher { .. }))
+    ));
+}
+
+#[test]
+fn a_peer_that_falls_silent_ends_the_handshake() {
+    let mut net = Net::new(Setup { accepts: false, ..Setup::default() });
+    assert!(net.run(MINUTE, |net| !net.server_said.asked.is_empty()));
+    net.is_cut = true;
+    let began = net.now;
+    assert!(net.run(MINUTE * 2, |net| net.server_said.ended.is_some()));
+    assert!(matches!(net.server_said.ended, Some(EndReason::HandshakeTimeout(_))));
+    assert!(net.now - began <= MINUTE);
+    assert!(net.run(MINUTE * 2, |net| net.client_said.ended.is_some()));
+    let now = net.now;
+    assert_eq!(net.client.renegotiate(now), Err(SessionError::Over));
+}
+
+#[test]
+fn a_renewal_that_fails_ends_the_session() {
+    let mut net = Net::new(Setup::default());
+    net.run_until_connected();
+    net.run(Duration::from_secs(10), |_| false);
+    let now = net.now;
+    net.client.renegotiate(now).unwrap();
+    net.is_cut = true;
+    assert!(net.run(MINUTE * 2, |net| net.client_said.ended.is_some()));
+    assert!(matches!(net.client_said.ended, Some(EndReason::HandshakeTimeout(_))));
+}
+
+#[test]
+fn two_hundred_options_come_in_several_messages() {
+    let options: Vec<String> = (0..200).map(|n| format!("route 10.{n}.0.0 255.255.0.0")).collect();
+    let mut net = Net::new(Setup { options: options.clone(), ..crypt() });
+    net.run_until_connected();
+    assert_eq!(net.client_said.pushed, options);
+}
+
+#[test]
+fn a_connected_session_is_quiet() {
+    let mut net = Net::new(crypt());
+    net.run_until_connected();
+    net.run(Duration::from_secs(10), |_| false);
+    let datagrams = net.datagrams;
+    net.run(MINUTE * 20, |_| false);
+    assert_eq!(net.datagrams, datagrams);
+    assert!(net.server().poll_event().is_none());
+}
+
+#[test]
+fn a_session_can_move_to_another_thread() {
+    fn is_send<T: Send>() {}
+    is_send::<crate::session::Session>();
+    is_send::<Event>();
+}
