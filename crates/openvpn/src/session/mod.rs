@@ -174,7 +174,7 @@ impl Session {
         session.remote = Some(admission.remote);
         session.metadata = admission.metadata;
         if let Ok(packet) = ControlPacket::parse(&admission.plain) {
-            // Whatever is wrong with it ends the session, which the caller learns by its event.
+            // A packet that is dropped here comes again, or the session ends by its time.
             let _ = session.take(now, &packet);
         }
         Ok(session)
