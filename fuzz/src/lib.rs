@@ -7,6 +7,7 @@ pub mod openvpn_config;
 pub mod openvpn_key_method;
 pub mod openvpn_keys;
 pub mod openvpn_messages;
+pub mod openvpn_server;
 pub mod ovpn_open;
 #[expect(dead_code, reason = "the tests of the engine use all of it")]
 #[path = "../../crates/engine/src/tests/referee.rs"]

@@ -78,6 +78,11 @@ fn openvpn_keys() {
 }
 
 #[test]
+fn openvpn_server() {
+    replay("openvpn_server", targets::openvpn_server::run);
+}
+
+#[test]
 fn vxlan() {
     replay("vxlan", targets::vxlan::run);
 }
