@@ -16,6 +16,7 @@ use weft_openvpn::device::{KeyBlock, Side};
 use weft_openvpn::key_method::LinkOptions;
 use weft_openvpn::messages::Secret;
 use weft_openvpn::static_key::{AuthTokenKey, ClientKeyV2, ServerKeyV2, read_static_key};
+use weft_openvpn::words;
 
 /// Whether a program runs; says so if not.
 fn is_installed(program: &str) -> bool {
@@ -186,6 +187,55 @@ fn what_openvpn_refuses_in_a_file_is_refused() {
             .collect();
         assert_eq!(reasons, [3], "{line}");
     }
+}
+
+/// How many odd lines are tried.
+const LINES: usize = 200;
+
+/// Lines of the characters that mean something, always the same ones.
+fn odd_lines() -> Vec<String> {
+    let chars = ['a', 'b', ' ', '"', '\'', '\\', '\\', '#', ';', 'c'];
+    let mut state = 0x2545_f491_u32;
+    let mut next = |below: usize| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 16) as usize % below
+    };
+    (0..LINES).map(|_| (0..1 + next(8)).map(|_| chars[next(chars.len())]).collect()).collect()
+}
+
+#[test]
+fn lines_are_cut_as_openvpn_cuts_them() {
+    if !is_installed("openvpn") || !is_installed("openssl") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    certificate(folder);
+    let common =
+        "client\ndev null\nremote 127.0.0.1 9\nca cert.pem\ncert cert.pem\nkey key.pem\nverb 4\n";
+    let (mut taken, mut refused) = (0, 0);
+    for odd in odd_lines() {
+        let line = format!("verify-x509-name {odd} name");
+        std::fs::write(folder.join("odd.conf"), format!("{common}{line}\n")).unwrap();
+        match words::split(&line) {
+            Ok(words) if words.len() == 3 && words[2] == "name" && !words[1].is_empty() => {
+                let said = start(folder, &["--config", "odd.conf"]);
+                let wanted = format!("verify_x509_name = '{}'", words[1]);
+                assert!(said.iter().any(|said| said.contains(&wanted)), "{line}: {said:#?}");
+                taken += 1;
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let said = start(folder, &["--config", "odd.conf"]);
+                let is_refused = |said: &String| {
+                    said.contains("Options error") || said.contains("Bad backslash")
+                };
+                assert!(said.iter().any(is_refused), "{line}: {error}: {said:#?}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(taken > 20 && refused > 20, "{taken} taken, {refused} refused");
 }
 
 /// The sample files of Debian's package, with every directive that is commented out there.

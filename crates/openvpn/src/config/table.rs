@@ -259,6 +259,7 @@ pub(super) const ROWS: &[Row] = &[
     ("nobind", CLIENT_ONLY, ALWAYS),
     ("ns-cert-type", USAGE, USAGE),
     ("opt-verify", R("clients with other options are warned, not refused: remove it"), OBSOLETE),
+    ("parameter", LOGS, LOGS),
     ("passtos", ALWAYS, ALWAYS),
     ("pause-exit", WINDOWS, WINDOWS),
     ("peer-fingerprint", T, T),
