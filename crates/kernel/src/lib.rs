@@ -34,6 +34,7 @@ pub mod xfrm;
 pub use self::{
     error::KernelError,
     firewall::{
+        clients::ClientRules,
         forward::{FORWARD_COMMENT, ForwardRule},
         guard::{GUARDED_PORTS, Guard, GuardCount, GuardCounters, SENT_PRIORITY, TRUSTED_MAX},
         masquerade::{ExposedInterface, Forwarding, Masquerade},
@@ -48,7 +49,8 @@ pub use self::{
         addresses::DeviceAddresses,
         attach::{AttachSpec, Attached, Attachment, CONTAINER_MTU_MIN, DIRECT_LOCAL_NAME},
         bridge::{BridgeSpec, PortSpec},
-        devices::NetworkDevices,
+        clients::ClientsSpec,
+        devices::{CLIENTS_DEVICE, NetworkDevices},
         ipv6::{NoIpv6, open_settings, settings_mount},
         link::{DEVICE_ALIAS, DEVICE_GROUP},
         link_watch::{LinkEvent, LinkWatch},

@@ -20,7 +20,9 @@ use crate::{error::KernelError, handle::Kernel, net::link::check_name};
 pub const FORWARD_COMMENT: &str = "weft";
 /// The comment of the rules for a way out of the network.
 const THROUGH_COMMENT: &str = "weft-through";
-const COMMENTS: [&str; 2] = [FORWARD_COMMENT, THROUGH_COMMENT];
+/// The comment of the rules between clients and the network.
+const CLIENTS_COMMENT: &str = "weft-clients";
+const COMMENTS: [&str; 3] = [FORWARD_COMMENT, THROUGH_COMMENT, CLIENTS_COMMENT];
 /// How often to check whether br_netfilter became active or the legacy iptables tables changed, neither of
 /// which sends a notice; in milliseconds.
 const POLL_MS: u64 = 3_000;
@@ -156,6 +158,29 @@ impl ForwardRule {
             [out, Accepted { from: None, to: interface }]
         };
         self.accepted = interfaces.iter().flat_map(ways).collect();
+        self.last = None;
+        Ok(())
+    }
+
+    /// For packets of clients, between no interfaces yet. Nothing is changed.
+    pub(crate) fn clients(kernel: Kernel) -> Self {
+        let (comment, accepted) = (CLIENTS_COMMENT, Vec::new());
+        Self { kernel, comment, accepted, routed: true, last: None }
+    }
+
+    /// Has packets accepted between the clients of a device, and between them and another interface. The next
+    /// [`Self::ensure`] writes the rules.
+    ///
+    /// # Errors
+    /// [`KernelError::InvalidName`]; the rules stay as they were.
+    pub(crate) fn set_clients(&mut self, device: &str, exposed: &str) -> Result<(), KernelError> {
+        [device, exposed].into_iter().try_for_each(check_name)?;
+        let ways = [(device, exposed), (exposed, device), (device, device)];
+        let way = |(from, to): (&str, &str)| Accepted {
+            from: Some(from.to_owned()),
+            to: Some(to.to_owned()),
+        };
+        self.accepted = ways.into_iter().map(way).collect();
         self.last = None;
         Ok(())
     }

@@ -21,6 +21,7 @@ use crate::{
     error::{KernelError, namespace_error},
     handle::Kernel,
     net::{
+        devices::CLIENTS_DEVICE,
         ipv6::this_host,
         link::check_name,
         neighbours::{MacAddress, mac_text},
@@ -214,7 +215,8 @@ fn translations(ExposedInterface { name, translated, .. }: &ExposedInterface) ->
     translated.iter().map(rule).collect()
 }
 
-/// Nothing passes to another network of Weft. From elsewhere come answers and published ports.
+/// Nothing passes to another network of Weft. From elsewhere come answers, published ports, and clients' packets, which
+/// [`super::clients`] keeps to their own network.
 fn refusals(ExposedInterface { name, .. }: &ExposedInterface) -> Vec<String> {
     let into = format!("iifname != \"{name}\" oifname \"{name}\"");
     vec![
@@ -222,6 +224,7 @@ fn refusals(ExposedInterface { name, .. }: &ExposedInterface) -> Vec<String> {
             "iifname \"{name}\" oifname \"{EXPOSED_PATTERN}\" oifname != \"{name}\" counter name refused drop"
         ),
         format!("{into} ct state established,related accept"),
+        format!("{into} iifname \"{CLIENTS_DEVICE}\" accept comment \"clients of OpenVPN\""),
         format!("{into} ct status dnat accept comment \"a published port\""),
         format!("{into} counter name refused drop"),
     ]

@@ -2,6 +2,7 @@
 //! clamp of segment sizes and the translation of addresses. Also the verdicts of the host's own rules on Weft's
 //! packets.
 
+pub(crate) mod clients;
 mod elements;
 pub(crate) mod forward;
 pub(crate) mod guard;

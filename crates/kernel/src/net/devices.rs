@@ -8,6 +8,8 @@ use super::vxlan::{VXLAN, VXLAN6};
 pub(crate) const OVERLAY_PORTS: &str = "weft-vx*";
 /// The port of network `weft` that takes announcements of addresses.
 const ANNOUNCEMENTS: &str = "weft-announce";
+/// The routed device of OpenVPN clients.
+pub const CLIENTS_DEVICE: &str = "weft-vpn";
 const BRIDGE_PREFIX: &str = "weft-br-";
 const TAP_PREFIX: &str = "weft-tap-";
 const ANNOUNCEMENTS_PREFIX: &str = "weft-ann-";
@@ -68,10 +70,12 @@ pub(crate) fn overlay_ports(vni: Vni) -> [String; 2] {
     }
 }
 
-/// Whether a TAP device of this name is in its place: the vector engine's port of a further network, or a port that
-/// takes announcements.
+/// Whether a TAP or TUN device of this name is in its place: the vector engine's port of a further network, a port that
+/// takes announcements, or the clients' device.
 pub(crate) fn is_known_tap(name: &str) -> bool {
-    name == ANNOUNCEMENTS || name.starts_with(TAP_PREFIX) || name.starts_with(ANNOUNCEMENTS_PREFIX)
+    [ANNOUNCEMENTS, CLIENTS_DEVICE].contains(&name)
+        || name.starts_with(TAP_PREFIX)
+        || name.starts_with(ANNOUNCEMENTS_PREFIX)
 }
 
 #[cfg(test)]

@@ -23,6 +23,10 @@ const NOT_TAKEN: [&str; 3] = ["accept_ra", "autoconf", "accept_redirects"];
 const SETTINGS: &str = "sys/net/ipv6/conf";
 /// Those of IPv4.
 const SETTINGS_IPV4: &str = "sys/net/ipv4/conf";
+/// How devices ask for neighbours and answer, by IPv6.
+const NEIGHBOURS: &str = "sys/net/ipv6/neigh";
+/// The same by IPv4.
+const NEIGHBOURS_IPV4: &str = "sys/net/ipv4/neigh";
 
 /// Whether this kernel has IPv6 at all.
 pub(crate) fn is_there() -> bool {
@@ -98,11 +102,55 @@ pub(crate) fn ignore_routers(
 /// [`KernelError::Setting`] if the settings cannot be written.
 pub(crate) fn answer_for_own_addresses(ns: &Namespace, device: &str) -> Result<(), KernelError> {
     for (key, value) in [("arp_ignore", "1"), ("arp_announce", "2")] {
-        in_namespace(ns, || write_in(SETTINGS_IPV4, device, key, value)).map_err(|source| {
-            KernelError::Setting { path: format!("/proc/{SETTINGS_IPV4}/{device}/{key}"), source }
-        })?;
+        set_in(ns, SETTINGS_IPV4, device, key, value)?;
     }
     Ok(())
+}
+
+/// Has the host pass on what comes in by a device. `ipv6` says whether IPv6 packets, too.
+///
+/// # Errors
+/// [`KernelError::Setting`] if the settings cannot be written.
+pub(crate) fn forward(ns: &Namespace, device: &str, ipv6: bool) -> Result<(), KernelError> {
+    set_in(ns, SETTINGS_IPV4, device, "forwarding", "1")?;
+    if ipv6 { set(ns, device, "forwarding", "1") } else { Ok(()) }
+}
+
+/// Ends [`forward`] on a device: it passes on what a new device would.
+///
+/// # Errors
+/// [`KernelError::Setting`] if the settings cannot be written.
+pub(crate) fn forward_as_others(ns: &Namespace, device: &str) -> Result<(), KernelError> {
+    for (settings, key) in [(SETTINGS_IPV4, "forwarding"), (SETTINGS, "forwarding")] {
+        let value = in_namespace(ns, || read_in(settings, "default", key));
+        // A kernel without the family has nothing to end.
+        let Ok(value) = value else { continue };
+        set_in(ns, settings, device, key, &value)?;
+    }
+    Ok(())
+}
+
+/// Has a device answer without a delay for addresses of others. By default Linux waits up to 0.8 s at random.
+///
+/// # Errors
+/// [`KernelError::Setting`] if the settings cannot be written.
+pub(crate) fn answer_at_once(ns: &Namespace, device: &str) -> Result<(), KernelError> {
+    for settings in [NEIGHBOURS_IPV4, NEIGHBOURS] {
+        set_in(ns, settings, device, "proxy_delay", "0")?;
+    }
+    Ok(())
+}
+
+fn set_in(
+    ns: &Namespace,
+    settings: &str,
+    device: &str,
+    key: &str,
+    value: &str,
+) -> Result<(), KernelError> {
+    in_namespace(ns, || write_in(settings, device, key, value)).map_err(|source| {
+        KernelError::Setting { path: format!("/proc/{settings}/{device}/{key}"), source }
+    })
 }
 
 /// The host's own namespace, as `place` of [`ignore_routers`].

@@ -5,6 +5,7 @@ pub(crate) mod addresses;
 pub(crate) mod attach;
 pub(crate) mod belongings;
 pub(crate) mod bridge;
+pub(crate) mod clients;
 pub(crate) mod devices;
 pub(crate) mod expose;
 pub(crate) mod ipv6;

@@ -333,7 +333,7 @@ fn mac_of(entry: &NeighbourMessage) -> Option<MacAddress> {
     })
 }
 
-fn address_of(entry: &NeighbourMessage) -> Option<IpAddr> {
+pub(crate) fn address_of(entry: &NeighbourMessage) -> Option<IpAddr> {
     entry.attributes.iter().find_map(|attribute| match attribute {
         NeighbourAttribute::Destination(NeighbourAddress::Inet(address)) => Some((*address).into()),
         NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)) => {

@@ -18,7 +18,7 @@ use netlink_packet_route::{
 };
 use rustix::io::Errno;
 
-use super::{addresses::family_of, attach::AttachSpec, link::Link};
+use super::{addresses::family_of, attach::AttachSpec, devices::CLIENTS_DEVICE, link::Link};
 use crate::{error::KernelError, handle::Kernel, netlink::route::Socket};
 
 /// The protocol number of routes and neighbour entries made by Weft (`ip route show proto 87`).
@@ -170,13 +170,14 @@ impl Kernel {
     }
 
     /// The same for addresses that the host itself is to have on the device `spec.name`. Weft's other devices count
-    /// too: somebody may have given one an address by hand. Routes that stand for a default route, and those of tables
+    /// too, but for that of clients: somebody may have given one an address by hand. Routes that stand for a default route, and those of tables
     /// that only rules select, do not count.
     ///
     /// # Errors
     /// The kernel's refusal.
     pub async fn host_overlaps(&self, spec: &AttachSpec) -> Result<Vec<Overlap>, KernelError> {
-        let reached = self.socket().reached(|link| link.name == spec.name).await?;
+        let is_meant = |link: &Link| link.name == spec.name || link.name == CLIENTS_DEVICE;
+        let reached = self.socket().reached(is_meant).await?;
         let mut found = overlaps_of(spec, reached);
         found.retain(|overlap| match overlap.kind {
             OverlapKind::Hidden => true,
@@ -458,6 +459,11 @@ fn table_of(route: &RouteMessage) -> u32 {
         _ => None,
     });
     attribute.unwrap_or(u32::from(route.header.table))
+}
+
+/// Whether a route is in the table that is asked without custom rules.
+pub(crate) fn is_in_main_table(route: &RouteMessage) -> bool {
+    table_of(route) == TABLE_MAIN
 }
 
 fn devices_of(route: &RouteMessage) -> Vec<u32> {

@@ -7,6 +7,7 @@
 
 mod attach;
 mod bridge;
+mod clients;
 mod endpoints;
 mod forward;
 mod groups;

@@ -1,0 +1,101 @@
+//! Which way packets of clients go ([`Kernel::ensure_clients`]): between them, and between them and their network. The
+//! host passes them nowhere else, and nothing else to them, though its switches of forwarding are on for their device.
+
+use serde_json::Value;
+
+use super::{
+    forward::ForwardRule,
+    nft::{TAG, Table},
+};
+use crate::{error::KernelError, handle::Kernel, net::link::check_name};
+
+const TABLE: Table = Table { family: "inet", name: "weft-clients" };
+
+/// Keeps the rules: the nftables table `inet weft-clients`, and accept rules where iptables filters what the host
+/// passes on.
+pub struct ClientRules {
+    kernel: Kernel,
+    accept: ForwardRule,
+    /// The table as it was written, and how `nft` shows it.
+    written: Option<(String, Vec<Value>)>,
+}
+
+impl ClientRules {
+    /// Begins without any. Nothing is changed.
+    #[must_use]
+    pub fn new(kernel: Kernel) -> Self {
+        let accept = ForwardRule::clients(kernel.clone());
+        Self { kernel, accept, written: None }
+    }
+
+    /// Makes the rules for clients behind `device`, whose network the host is on by `exposed`. True if something was
+    /// changed.
+    ///
+    /// # Errors
+    /// [`KernelError::InvalidName`], [`KernelError::TableTaken`] if another program's table has the name,
+    /// [`KernelError::NftMissing`], [`KernelError::NftRefused`], [`KernelError::Program`],
+    /// [`KernelError::NotPermitted`].
+    pub async fn set(&mut self, device: &str, exposed: &str) -> Result<bool, KernelError> {
+        [device, exposed].into_iter().try_for_each(check_name)?;
+        self.accept.set_clients(device, exposed)?;
+        // Nothing is accepted before all else is refused.
+        let table = self.write(device, exposed).await?;
+        Ok(self.accept.ensure().await? | table)
+    }
+
+    async fn write(&mut self, device: &str, exposed: &str) -> Result<bool, KernelError> {
+        let kernel = self.kernel.clone();
+        let _one = kernel.inner.filters.lock().await;
+        let found = kernel.nft_list(TABLE).await?;
+        if found.as_ref().is_some_and(|found| !found.is_ours()) {
+            return Err(TABLE.taken());
+        }
+        let text = text(device, exposed);
+        let is_whole = self.written.as_ref().is_some_and(|(of, shape)| {
+            *of == text && found.as_ref().is_some_and(|found| found.shape() == *shape)
+        });
+        if is_whole {
+            return Ok(false);
+        }
+        self.written = None;
+        kernel.nft_write(&text, "write the rules for clients").await?;
+        let shape = kernel.nft_list(TABLE).await?.map(|found| found.shape());
+        self.written = shape.map(|shape| (text, shape));
+        Ok(true)
+    }
+
+    /// Removes all rules. False if there were none.
+    ///
+    /// # Errors
+    /// See [`Self::set`]; another program's table stays.
+    pub async fn remove(&mut self) -> Result<bool, KernelError> {
+        self.written = None;
+        let kernel = self.kernel.clone();
+        let table = {
+            let _one = kernel.inner.filters.lock().await;
+            kernel.nft_remove(TABLE).await
+        };
+        Ok(self.accept.remove().await? | table?)
+    }
+}
+
+/// The whole table in nft's language.
+fn text(device: &str, exposed: &str) -> String {
+    let Table { family, name } = TABLE;
+    let lines = [
+        format!("table {family} {name}"),
+        format!("delete table {family} {name}"),
+        format!("table {family} {name} {{"),
+        format!("chain {TAG} {{ }}"),
+        "counter refused { packets 0 bytes 0 }".into(),
+        "chain forward { type filter hook forward priority 0; policy accept;".into(),
+        format!("iifname \"{device}\" oifname \"{exposed}\" accept"),
+        format!("iifname \"{exposed}\" oifname \"{device}\" accept"),
+        format!("iifname \"{device}\" oifname \"{device}\" accept"),
+        format!("iifname \"{device}\" counter name refused drop"),
+        format!("oifname \"{device}\" counter name refused drop"),
+        "}".into(),
+        "}\n".into(),
+    ];
+    lines.join("\n")
+}

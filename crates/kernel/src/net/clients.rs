@@ -1,0 +1,244 @@
+//! Clients behind a routed device of this host, which containers reach as neighbours: a route to each through that
+//! device, and an entry by which the host's own interface on the network answers ARP and ND for it.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv6Addr},
+};
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    link::{InfoKind, LinkAttribute},
+    neighbour::{NeighbourAttribute, NeighbourFlags, NeighbourMessage},
+    route::{
+        RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope,
+        RouteType,
+    },
+};
+use rustix::io::Errno;
+
+use super::{
+    addresses::family_of,
+    ipv6::{self, answer_at_once, forward, ignore_routers, this_host},
+    link::{Change, Link, mark},
+    neighbours::address_of,
+    route::{ROUTE_PROTOCOL, destination_address, is_in_main_table},
+};
+use crate::{
+    error::KernelError,
+    handle::Kernel,
+    netlink::{error::RequestError, route::Socket},
+};
+
+/// Clients, and the two devices between which the host passes their packets on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientsSpec {
+    /// The routed device that leads to the clients. It is there, and carries IP packets.
+    pub device: String,
+    /// Its MTU in bytes.
+    pub mtu: u32,
+    /// The host's own interface on the network ([`Kernel::expose`]).
+    pub exposed: String,
+    /// The clients' addresses.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+impl Kernel {
+    /// Makes these clients, and no others, neighbours of the network: switches the device on, routes each address to
+    /// it, and has the host's interface answer for each at once. Weft's routes and entries for other addresses go.
+    ///
+    /// Only these two devices pass packets on. Linux knows no such switch for IPv6: its packets are passed on where
+    /// [`Kernel::forwarding`] says so.
+    ///
+    /// # Errors
+    /// [`KernelError::LinkMissing`] if a device is not there, [`KernelError::NameTaken`] if it is another program's,
+    /// or the kernel's refusal.
+    pub async fn ensure_clients(&self, spec: &ClientsSpec) -> Result<(), KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        let socket = self.socket();
+        let device = socket.need_link(&spec.device).await?;
+        let is_ours = device.is_own() || device.kind == Some(InfoKind::Tun);
+        let exposed = socket.need_link(&spec.exposed).await?;
+        for (link, is_ours) in [(&device, is_ours), (&exposed, exposed.is_own())] {
+            if !is_ours {
+                return Err(link.name_taken("on this host"));
+            }
+        }
+        self.prepare_routed(&device, spec.mtu).await?;
+        let has_ipv6 = spec.addresses.iter().any(IpAddr::is_ipv6);
+        for name in [&spec.device, &spec.exposed] {
+            forward(&self.inner.home, name, has_ipv6)?;
+        }
+        answer_at_once(&self.inner.home, &spec.exposed)?;
+        if has_ipv6 {
+            ipv6::set(&self.inner.home, &spec.exposed, "proxy_ndp", "1")?;
+        }
+        // Nobody is told of a client that cannot be reached yet.
+        socket.set_client_routes(&device, &spec.addresses).await?;
+        socket.set_answered(&exposed, &spec.addresses).await
+    }
+
+    /// Ends what [`Self::ensure_clients`] has set up on the host's own interface, if that is there. The routes go with
+    /// their device.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn forget_clients(&self, exposed: &str) -> Result<(), KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        let Some(link) = self.socket().link(exposed).await?.filter(Link::is_own) else {
+            return Ok(());
+        };
+        self.socket().set_answered(&link, &BTreeSet::new()).await?;
+        ipv6::forward_as_others(&self.inner.home, exposed)
+    }
+
+    async fn prepare_routed(&self, link: &Link, mtu: u32) -> Result<(), KernelError> {
+        let socket = self.socket();
+        socket.disable_autoconfiguration(link).await?;
+        ignore_routers(&self.inner.home, &link.name, this_host())?;
+        let change = mark(link).when(link.mtu != mtu, LinkAttribute::Mtu(mtu));
+        change.send(socket, &link.name).await?;
+        Change::of(link).up(link).send(socket, &link.name).await
+    }
+}
+
+impl Socket {
+    /// Routes these addresses to a device; Weft's other host routes to it go.
+    async fn set_client_routes(
+        &self,
+        device: &Link,
+        wanted: &BTreeSet<IpAddr>,
+    ) -> Result<(), KernelError> {
+        let mut present = BTreeSet::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let routes = self.routes(family).await?;
+            present.extend(routes.iter().filter_map(|route| client_of(route, device)));
+        }
+        let gone = present.difference(wanted).map(|address| {
+            let route = RouteNetlinkMessage::DelRoute(client_route(device, *address));
+            (*address, route, 0)
+        });
+        let new = wanted.difference(&present).map(|address| {
+            let route = RouteNetlinkMessage::NewRoute(client_route(device, *address));
+            (*address, route, NLM_F_CREATE | NLM_F_EXCL)
+        });
+        let doing = |address| format!("route {address} through device {}", device.name);
+        self.reconcile(gone.chain(new).collect(), doing).await
+    }
+
+    /// Has a device answer for these addresses; those that it answered for by Weft's will before go.
+    async fn set_answered(
+        &self,
+        device: &Link,
+        wanted: &BTreeSet<IpAddr>,
+    ) -> Result<(), KernelError> {
+        let mut present = BTreeSet::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let entries = self.proxies(family).await?;
+            present.extend(entries.iter().filter_map(|entry| answered_by(entry, device)));
+        }
+        let gone = present.difference(wanted).map(|address| {
+            (*address, RouteNetlinkMessage::DelNeighbour(proxy_entry(device, *address)), 0)
+        });
+        let new = wanted.difference(&present).map(|address| {
+            let entry = RouteNetlinkMessage::NewNeighbour(proxy_entry(device, *address));
+            (*address, entry, NLM_F_CREATE)
+        });
+        let doing = |address| format!("answer for {address} on device {}", device.name);
+        self.reconcile(gone.chain(new).collect(), doing).await
+    }
+
+    /// Sends changes, each for an address. One that has gone by itself is no error.
+    async fn reconcile(
+        &self,
+        changes: Vec<(IpAddr, RouteNetlinkMessage, u16)>,
+        doing: impl Fn(IpAddr) -> String,
+    ) -> Result<(), KernelError> {
+        let addresses: Vec<IpAddr> = changes.iter().map(|(address, ..)| *address).collect();
+        let requests = changes.into_iter().map(|(_, message, flags)| (message, flags)).collect();
+        let answers = self.change_all(requests).await;
+        let answers = answers.map_err(|error| error.while_doing("set up clients"))?;
+        let is_gone = |error: &RequestError| error.is(Errno::SRCH) || error.is(Errno::NOENT);
+        for (address, answer) in addresses.into_iter().zip(answers) {
+            match answer {
+                Err(error) if !is_gone(&error) => return Err(error.while_doing(doing(address))),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    async fn proxies(&self, family: AddressFamily) -> Result<Vec<NeighbourMessage>, KernelError> {
+        let mut message = NeighbourMessage::default();
+        message.header.family = family;
+        message.header.flags = NeighbourFlags::Proxy;
+        let found = self
+            .dump(RouteNetlinkMessage::GetNeighbour(message))
+            .await
+            .map_err(|error| error.while_doing("list the proxy entries"))?;
+        let entry = |message| match message {
+            RouteNetlinkMessage::NewNeighbour(message) => Some(message),
+            _ => None,
+        };
+        Ok(found.into_iter().filter_map(entry).collect())
+    }
+}
+
+fn client_route(device: &Link, address: IpAddr) -> RouteMessage {
+    let mut route = RouteMessage::default();
+    route.header.address_family = family_of(address);
+    route.header.destination_prefix_length = host_bits(address);
+    route.header.table = RouteHeader::RT_TABLE_MAIN;
+    route.header.protocol = RouteProtocol::Other(ROUTE_PROTOCOL);
+    route.header.kind = RouteType::Unicast;
+    let destination = match address {
+        IpAddr::V4(address) => {
+            route.header.scope = RouteScope::Link;
+            RouteAddress::Inet(address)
+        }
+        IpAddr::V6(address) => RouteAddress::Inet6(address),
+    };
+    route.attributes =
+        vec![RouteAttribute::Destination(destination), RouteAttribute::Oif(device.index)];
+    route
+}
+
+/// The client that a route of Weft's leads to.
+fn client_of(route: &RouteMessage, device: &Link) -> Option<IpAddr> {
+    let address = destination_address(route)?;
+    let is_ours = route.header.protocol == RouteProtocol::Other(ROUTE_PROTOCOL)
+        && route.header.destination_prefix_length == host_bits(address)
+        && route.header.kind == RouteType::Unicast
+        && is_in_main_table(route)
+        && route.attributes.contains(&RouteAttribute::Oif(device.index));
+    is_ours.then_some(address)
+}
+
+fn proxy_entry(device: &Link, address: IpAddr) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = family_of(address);
+    message.header.ifindex = device.index;
+    message.header.flags = NeighbourFlags::Proxy;
+    message.attributes = vec![
+        NeighbourAttribute::Destination(address.into()),
+        NeighbourAttribute::Protocol(RouteProtocol::Other(ROUTE_PROTOCOL)),
+    ];
+    message
+}
+
+/// The address that a device answers for by an entry of Weft's.
+fn answered_by(entry: &NeighbourMessage, device: &Link) -> Option<IpAddr> {
+    let ours = NeighbourAttribute::Protocol(RouteProtocol::Other(ROUTE_PROTOCOL));
+    let is_ours = entry.header.ifindex == device.index
+        && entry.header.flags.contains(NeighbourFlags::Proxy)
+        && entry.attributes.contains(&ours);
+    is_ours.then(|| address_of(entry)).flatten()
+}
+
+const fn host_bits(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(_) => 32,
+        IpAddr::V6(_) => Ipv6Addr::BITS as u8,
+    }
+}

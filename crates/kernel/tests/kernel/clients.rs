@@ -1,0 +1,181 @@
+//! Clients behind a routed device, as containers on the network see them.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use weft_kernel::{ClientRules, ClientsSpec, DEVICE_GROUP, Kernel, KernelError};
+
+use crate::lab::{
+    Container, assert_same, attach_spec, json, link, net, on_a_host, run, snapshot, wait_until,
+};
+
+const EXPOSED: &str = "weft-host";
+const ROUTED: &str = "weft-vpn";
+
+fn clients(addresses: &[&str]) -> ClientsSpec {
+    let addresses: BTreeSet<IpAddr> = addresses.iter().map(|it| it.parse().unwrap()).collect();
+    ClientsSpec { device: ROUTED.into(), mtu: 1_400, exposed: EXPOSED.into(), addresses }
+}
+
+fn is_on(path: &str) -> bool {
+    run("cat", &[&format!("/proc/sys/net/{path}")]).trim() == "1"
+}
+
+/// The host's interface with a container at its other end, and a device with a client at its other end.
+fn host() -> (Container, Container) {
+    let (container, client) = (Container::new(), Container::new());
+    let group = DEVICE_GROUP.to_string();
+    for (end, device, address, address6) in [
+        (&container, EXPOSED, "10.32.0.9/12", "fd00::9/64"),
+        (&client, ROUTED, "10.32.0.50/32", "fd00::50/128"),
+    ] {
+        end.plug(device, address);
+        end.run("ip", &["address", "add", address6, "dev", "wan", "nodad"]);
+        run("ip", &["link", "set", device, "group", &group]);
+    }
+    run("ip", &["address", "add", "10.32.0.1/12", "dev", EXPOSED]);
+    run("ip", &["address", "add", "fd00::1/64", "dev", EXPOSED, "nodad"]);
+    // A tunnel has no neighbours: the client's packets all go to the host.
+    let mac = link(ROUTED)["address"].as_str().unwrap().to_owned();
+    for (network, far) in [("10.32.0.0/12", "10.32.0.9"), ("fd00::/64", "fd00::9")] {
+        client.run("ip", &["route", "add", network, "dev", "wan"]);
+        client.run("ip", &["neigh", "add", far, "lladdr", &mac, "dev", "wan", "nud", "permanent"]);
+    }
+    run("sh", &["-c", "echo 1 > /proc/sys/net/ipv6/conf/all/forwarding"]);
+    (container, client)
+}
+
+fn answered() -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for family in ["-4", "-6"] {
+        let entries = json("ip", &["-j", family, "neigh", "show", "proxy"]);
+        let entries = entries.as_array().unwrap().clone();
+        found.extend(entries.iter().filter_map(|it| it["dst"].as_str().map(str::to_owned)));
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn containers_and_clients_reach_each_other_by_their_addresses() {
+    on_a_host(|| async {
+        let (container, client) = host();
+        let kernel = Kernel::new().unwrap();
+        assert!(!is_on("ipv4/ip_forward"), "only these devices pass packets on");
+        assert!(!container.succeeds("ping", &["-c", "1", "-W", "1", "10.32.0.50"]));
+        let spec = clients(&["10.32.0.50", "fd00::50"]);
+        kernel.ensure_clients(&spec).await.unwrap();
+        for address in ["10.32.0.50", "fd00::50"] {
+            let ping = || container.succeeds("ping", &["-c", "1", "-W", "1", address]);
+            assert!(wait_until(ping), "{address}");
+        }
+        for address in ["10.32.0.9", "fd00::9"] {
+            assert!(client.succeeds("ping", &["-c", "1", "-W", "2", address]), "{address}");
+        }
+        let neighbours = container.json("ip", &["-j", "neigh", "show", "10.32.0.50"]);
+        assert_eq!(neighbours[0]["lladdr"], link(EXPOSED)["address"], "the host answers for it");
+        assert!(!is_on("ipv4/ip_forward"));
+    });
+}
+
+#[test]
+fn the_wanted_clients_come_and_go_and_others_entries_stay() {
+    on_a_host(|| async {
+        let _ends = host();
+        let kernel = Kernel::new().unwrap();
+        run("ip", &["neigh", "add", "proxy", "10.32.9.9", "dev", EXPOSED]);
+        run("ip", &["route", "add", "10.32.9.9/32", "dev", ROUTED]);
+        kernel.ensure_clients(&clients(&[])).await.unwrap();
+        let before = snapshot();
+        let (both, one) = (clients(&["10.32.0.50", "fd00::50"]), clients(&["10.32.0.51"]));
+        kernel.ensure_clients(&both).await.unwrap();
+        assert_eq!(answered(), ["10.32.0.50", "10.32.9.9", "fd00::50"]);
+        let changes = kernel.changes();
+        kernel.ensure_clients(&both).await.unwrap();
+        assert_eq!(kernel.changes(), changes, "a repeated call changes nothing");
+        // What another program removed comes back, and what is not wanted any more goes.
+        run("ip", &["route", "del", "10.32.0.50/32", "dev", ROUTED]);
+        run("ip", &["neigh", "del", "proxy", "10.32.0.50", "dev", EXPOSED]);
+        kernel.ensure_clients(&both).await.unwrap();
+        assert_eq!(answered(), ["10.32.0.50", "10.32.9.9", "fd00::50"]);
+        kernel.ensure_clients(&one).await.unwrap();
+        assert_eq!(answered(), ["10.32.0.51", "10.32.9.9"]);
+        let routes = json("ip", &["-j", "route", "show", "dev", ROUTED, "proto", "87"]);
+        assert_eq!(routes.as_array().unwrap().len(), 1, "{routes}");
+        kernel.ensure_clients(&clients(&[])).await.unwrap();
+        assert_same(&snapshot(), &before);
+        // A later daemon has another handle.
+        kernel.ensure_clients(&both).await.unwrap();
+        let later = Kernel::new().unwrap();
+        later.forget_clients(EXPOSED).await.unwrap();
+        assert_eq!(answered(), ["10.32.9.9"]);
+        assert!(!is_on("ipv4/conf/weft-host/forwarding"));
+        later.forget_clients("weft-none").await.unwrap();
+    });
+}
+
+#[test]
+fn clients_reach_their_network_and_nothing_else() {
+    on_a_host(|| async {
+        let (_container, client) = host();
+        let outside = Container::new();
+        outside.plug("out0", "203.0.113.2/24");
+        run("ip", &["address", "add", "203.0.113.1/24", "dev", "out0"]);
+        outside.run("ip", &["route", "add", "10.32.0.0/12", "via", "203.0.113.1"]);
+        run("sysctl", &["-q", "-w", "net.ipv4.ip_forward=1"]);
+        let mac = link(ROUTED)["address"].as_str().unwrap().to_owned();
+        let far = ["neigh", "add", "203.0.113.2", "lladdr", &mac, "dev", "wan", "nud", "permanent"];
+        client.run("ip", &["route", "add", "203.0.113.0/24", "dev", "wan"]);
+        client.run("ip", &far);
+        let kernel = Kernel::new().unwrap();
+        kernel.ensure_clients(&clients(&["10.32.0.50"])).await.unwrap();
+        let ping = |from: &Container, to: &str| from.succeeds("ping", &["-c", "1", "-W", "1", to]);
+        assert!(wait_until(|| ping(&client, "203.0.113.2")), "the host is a router by itself");
+        let mut rules = ClientRules::new(kernel.clone());
+        assert!(rules.set(ROUTED, EXPOSED).await.unwrap());
+        assert!(!rules.set(ROUTED, EXPOSED).await.unwrap(), "a repeated call changes nothing");
+        assert!(rules.set(ROUTED, "out0").await.unwrap(), "another network is no change");
+        assert!(!ping(&client, "10.32.0.9"), "a client reaches another network");
+        assert!(rules.set(ROUTED, EXPOSED).await.unwrap());
+        assert!(!ping(&client, "203.0.113.2"), "a client leaves its network");
+        assert!(!ping(&outside, "10.32.0.50"), "a stranger reaches a client");
+        assert!(ping(&client, "10.32.0.9") && ping(&client, "10.32.0.1"));
+        run("nft", &["flush chain inet weft-clients forward"]);
+        assert!(rules.set(ROUTED, EXPOSED).await.unwrap());
+        assert!(!ping(&client, "203.0.113.2"), "a damage is not repaired");
+        assert!(ClientRules::new(kernel).remove().await.unwrap());
+        assert!(ping(&client, "203.0.113.2"), "rules are left");
+    });
+}
+
+#[test]
+fn the_device_and_its_routes_are_taken_for_nothing_else() {
+    on_a_host(|| async {
+        let _ends = host();
+        run("ip", &["link", "del", ROUTED]);
+        run("ip", &["tuntap", "add", "dev", ROUTED, "mode", "tun"]);
+        let kernel = Kernel::new().unwrap();
+        kernel.ensure_clients(&clients(&["10.32.0.50"])).await.unwrap();
+        assert_eq!(link(ROUTED)["mtu"], 1_400);
+        assert!(!kernel.restore_device_name("weft-tap").await.unwrap(), "it is another's");
+        let mut spec = attach_spec(1, &Container::new());
+        spec.name = EXPOSED.into();
+        spec.addresses = vec![net("10.32.0.1/12")];
+        assert_eq!(kernel.host_overlaps(&spec).await.unwrap(), []);
+    });
+}
+
+#[test]
+fn devices_of_others_are_left_alone() {
+    on_a_host(|| async {
+        let _ends = host();
+        run("ip", &["link", "set", ROUTED, "group", "0"]);
+        let kernel = Kernel::new().unwrap();
+        let refused = kernel.ensure_clients(&clients(&["10.32.0.50"])).await.unwrap_err();
+        assert!(matches!(refused, KernelError::NameTaken { .. }), "{refused}");
+        assert_eq!(answered(), Vec::<String>::new());
+        run("ip", &["link", "del", ROUTED]);
+        let refused = kernel.ensure_clients(&clients(&[])).await.unwrap_err();
+        assert!(matches!(refused, KernelError::LinkMissing { .. }), "{refused}");
+    });
+}
