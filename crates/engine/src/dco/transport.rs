@@ -32,6 +32,8 @@ static TAKEN: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 pub(crate) struct Transport {
     pub(crate) way: Way,
     pub(crate) kind: rules::Transport,
+    /// It stays without peers, until its owner lets it go.
+    pub(crate) is_held: AtomicBool,
 }
 
 /// A socket that is this device's. `0` is the kernel's number of it, the same for all its descriptors.
@@ -55,7 +57,7 @@ impl Transport {
                 queues_changed: Arc::clone(queues_changed),
             }),
         };
-        Self { way, kind }
+        Self { way, kind, is_held: AtomicBool::new(false) }
     }
 
     /// Its local address.
