@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{networks, types};
+use crate::{gateway, networks, types};
 
 /// HTTP method of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +95,18 @@ calls! {
     DnsAdd = Post "/v1/dns/add" types::DnsAddRequest => Vec<types::DnsName>;
     /// Takes a name that was given by hand, or some of its addresses, back.
     DnsRemove = Post "/v1/dns/remove" types::DnsRemoveRequest => Vec<types::DnsName>;
+    /// Makes the certificate authority of OpenVPN clients.
+    AuthorityInit = Post "/v1/openvpn/ca" Nothing => gateway::Authority;
+    /// Serves OpenVPN clients.
+    Serve = Post "/v1/openvpn/serve" gateway::ServeRequest => gateway::Gateway;
+    /// Ends that.
+    ServeStop = Post "/v1/openvpn/stop" Nothing => gateway::Gateway;
+    /// Issues a certificate, and writes a profile.
+    ClientIssue = Post "/v1/openvpn/client" gateway::ClientRequest => gateway::ClientProfile;
+    /// Revokes a client's certificates.
+    ClientRevoke = Post "/v1/openvpn/revoke" gateway::ClientRequest => gateway::Revoked;
+    /// Connected clients.
+    Clients = Get "/v1/openvpn/clients" Nothing => Vec<gateway::VpnClient>;
     /// Makes a one-time token.
     Token = Post "/v1/token" Nothing => types::Invitation;
     /// Ends the daemon.

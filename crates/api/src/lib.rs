@@ -7,6 +7,7 @@
 
 pub mod call;
 mod client;
+mod gateway;
 mod http;
 mod networks;
 mod server;
@@ -14,6 +15,9 @@ mod types;
 
 pub use call::Call;
 pub use client::{Client, ClientError, socket_path};
+pub use gateway::{
+    Authority, ClientProfile, ClientRequest, Gateway, Revoked, ServeRequest, VpnClient,
+};
 pub use http::{HttpError, HttpLimits, HttpLines, HttpRequest};
 pub use networks::{Network, NetworkCreateRequest, NetworkHost, NetworkRemoveRequest};
 pub use server::{ApiListener, Routes, is_answered, listen, reply, serve};

@@ -7,6 +7,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::gateway::Gateway;
+
 /// `weft status`: the host at a glance.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
@@ -94,6 +96,9 @@ pub struct Status {
     /// The port lock, which keeps containers from sending under the addresses of others.
     #[serde(default)]
     pub port_lock: PortLockStatus,
+    /// The OpenVPN gateway; only where this host is to serve clients.
+    #[serde(default)]
+    pub gateway: Option<Gateway>,
     /// The services beside the core, with their health.
     #[serde(default)]
     pub services: Vec<ServiceStatus>,

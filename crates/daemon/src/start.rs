@@ -44,6 +44,7 @@ use crate::services::attach::shortcuts::Shortcuts;
 use crate::services::attach::{Attachments, EXPOSE, SavedAttachments};
 use crate::services::cni::Cni;
 use crate::services::docker::Docker;
+use crate::services::gateway::Gateway;
 use crate::services::names::Names;
 use crate::services::networks::Networks;
 use crate::services::resolved::{Interfaces, Resolved};
@@ -95,6 +96,7 @@ async fn run_async(
     let (daemon, control, kernel_engine) = start(settings, services, &kernel, prepared).await?;
     let supervisor = start_services(&daemon, &kernel, &kernel_engine);
     serve(listener, Arc::clone(&daemon), control, ready).await;
+    daemon.gateway.end().await;
     drop(supervisor);
     daemon.resolved.end().await;
     remove_accepted(&kernel).await;
@@ -153,6 +155,9 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     });
     start!("docker lists", [daemon], |pulse| {
         crate::services::docker::keep_comparing(Arc::clone(&daemon.docker), pulse)
+    });
+    start!("gateway", [daemon], |pulse| {
+        crate::services::gateway::keep(Arc::clone(&daemon.gateway), pulse)
     });
     start!("names", [daemon], |pulse| {
         crate::services::names::serve(Arc::clone(&daemon.names), daemon.control.clone(), pulse)
@@ -323,6 +328,13 @@ async fn start(
     let warnings = names.warnings().clone();
     let of_docker = (of_docker, Arc::clone(&networks));
     let docker = Docker::new(&settings, &store, of_docker, docker_socket, warnings)?;
+    let gateway = Gateway::new(
+        store.clone(),
+        kernel.clone(),
+        (Arc::clone(&attachments), Arc::clone(&networks)),
+        settings.nickname.clone(),
+        names.domain(),
+    )?;
     let control = Control {
         store: store.clone(),
         links: links.clone(),
@@ -356,6 +368,7 @@ async fn start(
         control: request_sender,
         cni: Arc::new(Cni::new(&settings, Arc::clone(&attachments))),
         docker: Arc::new(docker),
+        gateway: Arc::new(gateway),
         attachments,
         networks,
         firewall: Firewall::default(),

@@ -43,6 +43,7 @@ const HOUSE: [(&str, &str, &[&str]); 15] = [
             "weft-engine",
             "weft-io",
             "weft-mesh",
+            "weft-openvpn",
             "weft-path",
             "weft-crypto",
             "weft-packet",

@@ -17,6 +17,7 @@ use crate::core::targets::Targets;
 use crate::services::attach::Attachments;
 use crate::services::cni::Cni;
 use crate::services::docker::Docker;
+use crate::services::gateway::Gateway;
 use crate::services::names::Names;
 use crate::services::networks::Networks;
 use crate::services::resolved::Resolved;
@@ -51,6 +52,8 @@ pub(crate) struct Daemon {
     pub(crate) cni: Arc<Cni>,
     /// Docker's plugin.
     pub(crate) docker: Arc<Docker>,
+    /// OpenVPN clients.
+    pub(crate) gateway: Arc<Gateway>,
     /// Rules of this host's own firewall that are in the way.
     pub(crate) firewall: Firewall,
     pub(crate) stop: Arc<watch::Sender<bool>>,

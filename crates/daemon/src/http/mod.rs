@@ -10,7 +10,7 @@ use std::sync::Arc;
 use axum::Router;
 use tokio::runtime::Handle;
 use weft_api::call::{self, Nothing};
-use weft_api::{ApiError, ErrorKind, Routes, WorkersRequest};
+use weft_api::{ApiError, ClientRequest, ErrorKind, Routes, WorkersRequest};
 use weft_container::cni::{
     CniAttach, CniAttachments, CniCheck, CniDetach, CniStatus, StatusRequest,
 };
@@ -83,6 +83,22 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .on(call::DnsRemove, async |d: State, request| {
             Arc::clone(&d.names).remove(d.control.clone(), request).await
         })
+        .on(call::AuthorityInit, async |d: State, Nothing {}| {
+            change(&d.clone(), async move { d.gateway.clone().init_authority().await }).await
+        })
+        .on(call::Serve, async |d: State, request| {
+            change(&d.clone(), async move { d.gateway.clone().serve(request).await }).await
+        })
+        .on(call::ServeStop, async |d: State, Nothing {}| {
+            change(&d.clone(), async move { d.gateway.clone().stop().await }).await
+        })
+        .on(call::ClientIssue, async |d: State, request: ClientRequest| {
+            change(&d.clone(), async move { d.issue(request.name).await }).await
+        })
+        .on(call::ClientRevoke, async |d: State, request: ClientRequest| {
+            change(&d.clone(), async move { d.gateway.clone().revoke(request.name).await }).await
+        })
+        .on(call::Clients, async |d: State, Nothing {}| Ok(d.gateway.clients().await))
         .on(call::Token, async |d: State, Nothing {}| {
             aside(&d.services.clone(), async move { Ok(d.invitation().await) }).await
         })

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use weft_api::{
-    ApiError, ConnectRequest, DetachRequest, Detached, DnsLookupRequest, DnsRecord, ErrorKind,
-    ForgetRequest, Invitation, Ipam, Report, Traffic, Workers,
+    ApiError, ClientProfile, ConnectRequest, DetachRequest, Detached, DnsLookupRequest, DnsRecord,
+    ErrorKind, ForgetRequest, Invitation, Ipam, Report, Traffic, Workers,
 };
 use weft_kernel::Kernel;
 use weft_link::{KeyHash, LinkState, Target};
@@ -55,7 +55,8 @@ impl Daemon {
         let links = self.links.status();
         let connections = views::connections(&links, &snapshot);
         let attachments = self.attachments.list().await;
-        let status = views::status(self, &snapshot, &connections, &attachments);
+        let mut status = views::status(self, &snapshot, &connections, &attachments);
+        status.gateway = self.gateway.status().await;
         let mut counters = views::counters(&snapshot);
         counters.insert("events_lost".into(), self.events_lost.events());
         counters.insert("probes_over_limit".into(), self.events_lost.probes());
@@ -145,6 +146,13 @@ impl Daemon {
         }
         let _ = self.control.send(Request::TargetsChanged).await;
         Ok(self.target_list())
+    }
+
+    /// Issues an OpenVPN client's certificate, and writes its profile.
+    pub(crate) async fn issue(&self, name: String) -> Result<ClientProfile, ApiError> {
+        let near = near(&self.kernel).await;
+        let host = views::own_address(self.settings.host, &near);
+        Arc::clone(&self.gateway).issue(name, host).await
     }
 
     /// Ends the daemon.

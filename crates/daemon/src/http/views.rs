@@ -204,6 +204,7 @@ pub(crate) fn status(
         docker: daemon.docker.status(),
         warnings: warnings(daemon, attachments, snapshot),
         port_lock: daemon.attachments.locks().status(),
+        gateway: None,
         services: daemon.health.list(),
         ready: reason.is_none(),
         reason,

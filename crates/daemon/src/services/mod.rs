@@ -3,6 +3,7 @@
 pub(crate) mod attach;
 pub(crate) mod cni;
 pub(crate) mod docker;
+pub(crate) mod gateway;
 pub(crate) mod names;
 pub(crate) mod networks;
 pub(crate) mod resolved;

@@ -177,11 +177,16 @@ pub async fn reset(state_dir: &Path, runtime_dir: &Path) -> anyhow::Result<Reset
     let kernel = weft_kernel::Kernel::new()?;
     remove_direct_ports(state_dir, &kernel).await;
     weft_kernel::engine::remove_all(&kernel, crate::devices::SWITCH).await?;
-    let mut rules = weft_kernel::Masquerade::new(kernel);
-    match rules.remove().await {
-        // Without the program there never was a rule.
-        Err(weft_kernel::KernelError::NftMissing { .. }) => {}
-        result => _ = result?,
+    let (out, clients) = (
+        weft_kernel::Masquerade::new(kernel.clone()).remove().await,
+        weft_kernel::ClientRules::new(kernel).remove().await,
+    );
+    for removed in [out, clients] {
+        match removed {
+            // Without the program there never was a rule.
+            Err(weft_kernel::KernelError::NftMissing { .. }) => {}
+            result => _ = result?,
+        }
     }
     let note = runtime_dir.join(STATE_NOTE);
     let noted = std::fs::read_to_string(&note).ok().map(PathBuf::from);

@@ -1,6 +1,6 @@
 //! The command line. Commands and options have Weave Net's names where it had them.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -56,6 +56,12 @@ pub enum Command {
     /// Create, list, show or remove networks beside weft, each apart from all others
     #[command(subcommand)]
     Network(NetworkCommand),
+    /// Make the certificate authority of OpenVPN clients
+    #[command(subcommand)]
+    Ca(CaCommand),
+    /// Let OpenVPN clients join the network by this host
+    #[command(subcommand)]
+    Openvpn(OpenvpnCommand),
     /// Show the addresses of a name, or the names of an address, as DNS answers them
     DnsLookup(DnsLookupArgs),
     /// Give addresses a name in DNS, for containers on all hosts
@@ -144,6 +150,8 @@ pub enum StatusPart {
     Targets,
     /// Address ranges and the hosts that own them
     Ipam,
+    /// OpenVPN clients that are connected to this host
+    Clients,
 }
 
 /// `weft connect`.
@@ -267,6 +275,59 @@ pub struct RunArgs {
     /// Command to run, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+}
+
+/// The verbs of `weft ca`.
+#[derive(Debug, Subcommand)]
+pub enum CaCommand {
+    /// Make the authority on this host, or show the one that there is
+    Init(JsonOnly),
+}
+
+/// The verbs of `weft openvpn`.
+#[derive(Debug, Subcommand)]
+pub enum OpenvpnCommand {
+    /// Serve clients from now on, also after a restart; give this host an address on the network as expose does
+    Serve(OpenvpnServeArgs),
+    /// Serve no clients any more; the authority and the clients' addresses stay
+    Stop(JsonOnly),
+    /// Issue a certificate to a client and print its profile, which holds the private key
+    Client(OpenvpnClientArgs),
+    /// Revoke all certificates of a client and end its session
+    Revoke(OpenvpnClientArgs),
+}
+
+/// `weft openvpn serve`.
+#[derive(Debug, Args)]
+pub struct OpenvpnServeArgs {
+    /// UDP address to listen on; may be repeated (default: port 1194 of all addresses)
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Vec<SocketAddr>,
+    /// What profiles name this host by, as HOST[:PORT]; may be repeated (default: the address that other hosts use)
+    #[arg(long, value_name = "HOST")]
+    pub remote: Vec<String>,
+    /// Network that clients join (default: weft)
+    #[arg(long, value_name = "NAME")]
+    pub network: Option<String>,
+    /// Seconds without a packet after which either end sends a ping (default: 10)
+    #[arg(long, value_name = "SECONDS")]
+    pub ping: Option<u32>,
+    /// Seconds without a packet after which a client connects again (default: 60)
+    #[arg(long, value_name = "SECONDS")]
+    pub ping_restart: Option<u32>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft openvpn client` and `weft openvpn revoke`.
+#[derive(Debug, Args)]
+pub struct OpenvpnClientArgs {
+    /// Name of the client
+    pub name: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The verbs of `weft network`.

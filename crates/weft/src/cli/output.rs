@@ -1,5 +1,6 @@
 //! Text for people, JSON for scripts; a closed pipe ends the output quietly.
 
+mod gateway;
 mod networks;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use weft_api::{
 use weft_daemon::Reset;
 use weft_daemon::timestamp;
 
+pub(super) use self::gateway::{authority, clients, gateway, revoked};
 pub(super) use self::networks::{network_created, networks, networks_in_full, networks_removed};
 
 /// Prints `value` as JSON, or as the text that `render` makes of it.
@@ -111,6 +113,7 @@ pub(super) fn status(status: &Status) -> String {
         let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
         line("Docker", &format!("events {events} since {since}{reason}"));
     }
+    status.gateway.iter().for_each(|it| line("OpenVPN", &gateway(it)));
     for warning in &status.warnings {
         line("Warning", warning);
     }

@@ -8,17 +8,19 @@ use anyhow::{Context, bail};
 use serde_json::json;
 use weft_api::call;
 use weft_api::{
-    ApiError, AttachRequest, Attachment, Client, ClientError, ConnectRequest, Connection,
-    DetachRequest, Detached, DnsAddRequest, DnsLookupRequest, DnsName, DnsRecord, DnsRemoveRequest,
-    ErrorKind, ExposeRequest, ForgetRequest, Hidden, HideRequest, Invitation, Ipam, Network,
-    NetworkCreateRequest, NetworkRemoveRequest, Peer, Report, Status, Target, Workers,
+    ApiError, AttachRequest, Attachment, Authority, Client, ClientError, ClientProfile,
+    ClientRequest, ConnectRequest, Connection, DetachRequest, Detached, DnsAddRequest,
+    DnsLookupRequest, DnsName, DnsRecord, DnsRemoveRequest, ErrorKind, ExposeRequest,
+    ForgetRequest, Gateway, Hidden, HideRequest, Invitation, Ipam, Network, NetworkCreateRequest,
+    NetworkRemoveRequest, Peer, Report, Revoked, ServeRequest, Status, Target, VpnClient, Workers,
     WorkersRequest,
 };
 use weft_daemon as daemon;
 
 use super::args::{
-    AttachArgs, Command, DnsAddArgs, DnsLookupArgs, DnsRemoveArgs, ExposeArgs, NetworkCommand,
-    NetworkCreateArgs, NetworkNames, ResetArgs, StatusPart, split_attach_words,
+    AttachArgs, CaCommand, Command, DnsAddArgs, DnsLookupArgs, DnsRemoveArgs, ExposeArgs,
+    NetworkCommand, NetworkCreateArgs, NetworkNames, OpenvpnCommand, OpenvpnServeArgs, ResetArgs,
+    StatusPart, split_attach_words,
 };
 use super::output;
 
@@ -66,6 +68,11 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
             output::print(args.json, &attachments, |list| output::attachments(list))
         }
         Command::Network(command) => network(command, daemon).await,
+        Command::Ca(CaCommand::Init(args)) => {
+            let authority: Authority = daemon.ask::<call::AuthorityInit>().await?;
+            output::print(args.json, &authority, output::authority)
+        }
+        Command::Openvpn(command) => openvpn(command, daemon).await,
         Command::DnsLookup(args) => dns_lookup(args, daemon).await,
         Command::DnsAdd(args) => dns_add(args, daemon).await,
         Command::DnsRemove(args) => dns_remove(args, daemon).await,
@@ -124,6 +131,32 @@ async fn expose(args: ExposeArgs, daemon: &Client) -> anyhow::Result<()> {
     let attachment: Attachment = daemon.call::<call::Expose>(&request).await?;
     output::notes(&attachment);
     output::print(json, &attachment, output::attached)
+}
+
+async fn openvpn(command: OpenvpnCommand, daemon: &Client) -> anyhow::Result<()> {
+    match command {
+        OpenvpnCommand::Serve(args) => {
+            let OpenvpnServeArgs { listen, remote, network, ping, ping_restart, json } = args;
+            let (ping_s, ping_restart_s) = (ping, ping_restart);
+            let request = ServeRequest { listen, network, remotes: remote, ping_s, ping_restart_s };
+            let gateway: Gateway = daemon.call::<call::Serve>(&request).await?;
+            output::print(json, &gateway, output::gateway)
+        }
+        OpenvpnCommand::Stop(args) => {
+            let gateway: Gateway = daemon.ask::<call::ServeStop>().await?;
+            output::print(args.json, &gateway, output::gateway)
+        }
+        OpenvpnCommand::Client(args) => {
+            let request = ClientRequest { name: args.name };
+            let profile: ClientProfile = daemon.call::<call::ClientIssue>(&request).await?;
+            output::print(args.json, &profile, |profile| profile.profile.clone())
+        }
+        OpenvpnCommand::Revoke(args) => {
+            let request = ClientRequest { name: args.name };
+            let revoked: Revoked = daemon.call::<call::ClientRevoke>(&request).await?;
+            output::print(args.json, &revoked, output::revoked)
+        }
+    }
 }
 
 async fn network(command: NetworkCommand, daemon: &Client) -> anyhow::Result<()> {
@@ -230,6 +263,10 @@ async fn status(part: Option<StatusPart>, json: bool, daemon: &Client) -> anyhow
         Some(StatusPart::Ipam) => {
             let ipam: Ipam = daemon.ask::<call::Ipam>().await?;
             output::print(json, &ipam, output::ipam)
+        }
+        Some(StatusPart::Clients) => {
+            let clients: Vec<VpnClient> = daemon.ask::<call::Clients>().await?;
+            output::print(json, &clients, |list| output::clients(list))
         }
     }
 }

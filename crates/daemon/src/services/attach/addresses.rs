@@ -11,6 +11,9 @@ use super::{Attachments, Inner, Saved, is_stopping};
 use crate::core::control::Request;
 use crate::core::ranges::Ranges;
 
+/// The beginning of the owner of an OpenVPN client's addresses. The mesh keeps them for the client while it is away.
+pub(crate) const CLIENT_OWNER: &str = "openvpn:";
+
 impl Attachments {
     /// Allocates addresses for a container on its first attach, or additional ones. Returns all of them, and
     /// the new ones.

@@ -42,6 +42,7 @@ use weft_kernel::engine::{KernelEngine, SwitchKind};
 use weft_kernel::{AttachSpec, Kernel, KernelError};
 use weft_path::Vni;
 
+pub(crate) use self::addresses::CLIENT_OWNER;
 use self::changes::Changes;
 use self::condition::Condition;
 pub(crate) use self::error::AttachError;
@@ -253,9 +254,11 @@ impl Attachments {
         self.end_lost_exposure(&inner).await;
         self.save_or_later(&inner);
         let mut owners: BTreeSet<String> = inner.saved.keys().cloned().collect();
-        // The plugin's reconciliation releases those that no engine has.
+        // The plugin's reconciliation releases those that no engine has; OpenVPN clients keep theirs while away.
         let held = self.allocations().await.into_iter().map(|held| held.owner);
-        owners.extend(held.filter(|owner| endpoints::is_plugin_owner(owner)));
+        let is_kept =
+            |owner: &String| endpoints::is_plugin_owner(owner) || owner.starts_with(CLIENT_OWNER);
+        owners.extend(held.filter(is_kept));
         self.tell(Request::KeepOnly { owners }).await;
     }
 

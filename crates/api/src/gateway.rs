@@ -1,0 +1,117 @@
+//! Requests and answers about the OpenVPN gateway.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+/// The certificate authority of a gateway's clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Authority {
+    /// Its name, which certificates show as their issuer.
+    pub name: String,
+    /// SHA-256 of its certificate, in hexadecimal digits.
+    pub fingerprint: String,
+    /// When its certificate ends, RFC 3339.
+    pub not_after: String,
+    /// Certificates of clients that are good now.
+    pub clients: usize,
+    /// Certificates of clients that were revoked.
+    pub revoked: usize,
+}
+
+/// Serve OpenVPN clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServeRequest {
+    /// UDP addresses to listen on; none: port 1194 of all addresses.
+    pub listen: Vec<SocketAddr>,
+    /// The network that clients join; `None`: `weft`.
+    pub network: Option<String>,
+    /// What profiles name this host by, as HOST or HOST:PORT; none: the address that other hosts use.
+    pub remotes: Vec<String>,
+    /// Seconds without a packet after which either end sends a ping; `None`: 10.
+    pub ping_s: Option<u32>,
+    /// Seconds without a packet after which a client connects again; the host waits twice as long. `None`: 60.
+    pub ping_restart_s: Option<u32>,
+}
+
+/// The gateway of a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gateway {
+    /// `serving`, `waiting` (see `reason`) or `off`.
+    pub state: String,
+    /// Why it does not serve.
+    pub reason: Option<String>,
+    /// UDP addresses that it listens on.
+    pub listen: Vec<SocketAddr>,
+    /// The network that clients join.
+    pub network: String,
+    /// This host's own addresses on it.
+    pub addresses: Vec<IpNet>,
+    /// What moves clients' packets: `userspace`.
+    pub engine: String,
+    /// Clients that are connected.
+    pub clients: usize,
+    /// Packets dropped, by reason.
+    pub drops: BTreeMap<String, u64>,
+}
+
+/// A connected client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VpnClient {
+    /// The name in its certificate.
+    pub name: String,
+    /// Its addresses on the network.
+    pub addresses: Vec<IpAddr>,
+    /// Where its packets come from.
+    pub real_address: SocketAddr,
+    /// The cipher of its packets.
+    pub cipher: String,
+    /// What moves its packets: `userspace`.
+    pub engine: String,
+    /// Bytes of IP packets from it.
+    pub bytes_in: u64,
+    /// Bytes of IP packets to it.
+    pub bytes_out: u64,
+    /// When it connected, RFC 3339.
+    pub since: String,
+    /// When its newest key was agreed on, RFC 3339.
+    pub last_handshake: String,
+    /// The version that it gives, such as `2.6.14`.
+    pub version: Option<String>,
+    /// The platform that it gives, such as `linux`.
+    pub platform: Option<String>,
+}
+
+/// Names a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientRequest {
+    /// The name in its certificate.
+    pub name: String,
+}
+
+/// A profile for a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientProfile {
+    /// The name in its certificate.
+    pub name: String,
+    /// The certificate's serial number, in hexadecimal digits.
+    pub serial: String,
+    /// When the certificate ends, RFC 3339.
+    pub not_after: String,
+    /// The profile, with the client's private key.
+    pub profile: String,
+}
+
+/// Certificates that are no longer good.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revoked {
+    /// The client's name.
+    pub name: String,
+    /// Serial numbers of its certificates.
+    pub serials: Vec<String>,
+    /// Whether it was connected.
+    pub was_connected: bool,
+}

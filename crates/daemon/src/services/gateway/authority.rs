@@ -1,0 +1,376 @@
+//! The certificate authority of a gateway's clients: it issues certificates and tls-crypt-v2 keys, and knows which
+//! certificates are revoked. One file of the state directory has it all.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SerialNumber, date_time_ymd,
+};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use serde::{Deserialize, Serialize};
+use weft_openvpn::device::{KEY_BLOCK_BYTES, KeyBlock};
+use weft_openvpn::messages::Secret;
+use weft_openvpn::static_key::{ClientKeyV2, ServerKeyV2};
+use weft_openvpn::wrap::{Metadata, SERVER_KEY_BYTES, ServerKey};
+use x509_parser::prelude::{FromDer, X509Certificate};
+use zeroize::Zeroizing;
+
+use crate::timestamp;
+
+/// Certificates that an authority issues at most.
+pub(super) const CERTIFICATES_MAX: usize = 100_000;
+/// The longest name of a client, in bytes: it is a part of a DNS name, and of a certificate.
+const NAME_BYTES_MAX: usize = 63;
+/// How long the authority's certificate and the server's are good for, in days.
+const AUTHORITY_DAYS: u64 = 3_650;
+/// How long a client's certificate is good for, in days.
+const CLIENT_DAYS: u64 = 825;
+/// Certificates are good from so long before they are issued, in days: clients' clocks may be late.
+const EARLIER_DAYS: u64 = 1;
+const DAY: Duration = Duration::from_secs(86_400);
+const SERIAL_BYTES: usize = 16;
+/// The name in the server's certificate, which profiles name.
+pub(super) const SERVER_NAME: &str = "weft-openvpn";
+
+/// Why an authority cannot do something.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AuthorityError {
+    /// User: a name that cannot be one.
+    #[error(
+        "{0:?} is no name for a client: give 1 to {NAME_BYTES_MAX} letters, digits, dots, - and _"
+    )]
+    BadName(String),
+    /// User: too many certificates.
+    #[error("the authority has issued {CERTIFICATES_MAX} certificates, which is its limit")]
+    Full,
+    /// User: no certificate of this name is good.
+    #[error("no client {0} has a certificate that is good: weft openvpn client {0} issues one")]
+    Unknown(String),
+    /// A certificate cannot be made.
+    #[error("cannot make a certificate: {0}")]
+    Make(#[from] rcgen::Error),
+    /// The state directory: its file has no such things in it.
+    #[error(
+        "openvpn-authority.json in the state directory is damaged ({0}): restore it from a backup"
+    )]
+    Damaged(String),
+}
+
+/// An authority, as it is saved.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct Authority {
+    name: String,
+    certificate: String,
+    key: Zeroizing<String>,
+    server_certificate: String,
+    server_key: Zeroizing<String>,
+    /// The tls-crypt-v2 key under which those of the clients are wrapped.
+    wrapping_key: Zeroizing<String>,
+    not_after: String,
+    issued: Vec<Issued>,
+}
+
+/// A certificate of a client.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Issued {
+    name: String,
+    serial: String,
+    not_after: String,
+    /// When it was revoked.
+    revoked: Option<String>,
+}
+
+/// A client's new certificate, with all that its profile needs.
+pub(super) struct Credentials {
+    pub(super) serial: String,
+    pub(super) not_after: String,
+    pub(super) authority: String,
+    pub(super) certificate: String,
+    pub(super) key: Secret,
+    /// The tls-crypt-v2 key.
+    pub(super) client_key: ClientKeyV2,
+}
+
+/// Whose a certificate is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Holder {
+    pub(super) name: String,
+    pub(super) serial: String,
+}
+
+impl Authority {
+    /// A new one for a host.
+    pub(super) fn new(nickname: &str) -> Result<Self, AuthorityError> {
+        let name = format!("Weft clients of {nickname}");
+        let (key, now) = (KeyPair::generate()?, SystemTime::now());
+        let (params, not_after) = authority_params(&name, now);
+        let certificate = params.self_signed(&key)?.pem();
+        let issuer = Issuer::new(params, &key);
+        let server_key = KeyPair::generate()?;
+        let usage = ExtendedKeyUsagePurpose::ServerAuth;
+        let (params, _) = end_params(SERVER_NAME, &new_serial(), usage, AUTHORITY_DAYS, now);
+        let server_certificate = params.signed_by(&server_key, &issuer)?.pem();
+        let wrapping_key = ServerKeyV2::new(random::<SERVER_KEY_BYTES>()).to_text();
+        Ok(Self {
+            name,
+            certificate,
+            key: Zeroizing::new(key.serialize_pem()),
+            server_certificate,
+            server_key: Zeroizing::new(server_key.serialize_pem()),
+            wrapping_key,
+            not_after,
+            issued: Vec::new(),
+        })
+    }
+
+    /// Issues a certificate and a tls-crypt-v2 key for a client.
+    pub(super) fn issue(&mut self, name: &str) -> Result<Credentials, AuthorityError> {
+        check_name(name)?;
+        if self.issued.len() >= CERTIFICATES_MAX {
+            return Err(AuthorityError::Full);
+        }
+        let now = SystemTime::now();
+        let issuer =
+            Issuer::new(authority_params(&self.name, now).0, KeyPair::from_pem(&self.key)?);
+        let (key, serial) = (KeyPair::generate()?, new_serial());
+        let usage = ExtendedKeyUsagePurpose::ClientAuth;
+        let (params, not_after) = end_params(name, &serial, usage, CLIENT_DAYS, now);
+        let certificate = params.signed_by(&key, &issuer)?.pem();
+        let block = KeyBlock::new(random::<KEY_BLOCK_BYTES>());
+        let metadata = Metadata::User(name.as_bytes().to_vec());
+        let wrapped = self.wrapping_key()?.wrap(&block, &metadata);
+        let wrapped = wrapped.map_err(|error| AuthorityError::Damaged(error.to_string()))?;
+        let serial = hex(&serial);
+        let issued = Issued {
+            name: name.to_owned(),
+            serial: serial.clone(),
+            not_after: not_after.clone(),
+            revoked: None,
+        };
+        self.issued.push(issued);
+        Ok(Credentials {
+            serial,
+            not_after,
+            authority: self.certificate.clone(),
+            certificate,
+            key: Secret::new(key.serialize_pem()),
+            client_key: ClientKeyV2 { key: block, wrapped },
+        })
+    }
+
+    /// Revokes all certificates of a client. Returns their serial numbers.
+    pub(super) fn revoke(&mut self, name: &str) -> Result<Vec<String>, AuthorityError> {
+        let now = timestamp::format(SystemTime::now());
+        let mut serials = Vec::new();
+        for issued in &mut self.issued {
+            if issued.name == name && issued.revoked.is_none() {
+                issued.revoked = Some(now.clone());
+                serials.push(issued.serial.clone());
+            }
+        }
+        if serials.is_empty() {
+            return Err(AuthorityError::Unknown(name.to_owned()));
+        }
+        Ok(serials)
+    }
+
+    /// Whether a certificate is revoked.
+    pub(super) fn is_revoked(&self, serial: &str) -> bool {
+        self.issued.iter().any(|issued| issued.serial == serial && issued.revoked.is_some())
+    }
+
+    /// How the server shows who it is, and verifies its clients. Whether a certificate is revoked is asked when the
+    /// client is let in: so a revocation needs no new configuration, and sessions do not begin anew.
+    pub(super) fn tls(&self) -> Result<Arc<ServerConfig>, AuthorityError> {
+        let damaged = |error: String| AuthorityError::Damaged(error);
+        let certificate = |pem: &str| {
+            CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|it| damaged(it.to_string()))
+        };
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate(&self.certificate)?).map_err(|it| damaged(it.to_string()))?;
+        let key = PrivateKeyDer::from_pem_slice(self.server_key.as_bytes());
+        let key = key.map_err(|error| damaged(error.to_string()))?;
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+        let verifier = verifier.build().map_err(|error| damaged(error.to_string()))?;
+        let versions = [&rustls::version::TLS13, &rustls::version::TLS12];
+        let builder = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&versions)
+            .map_err(|error| damaged(error.to_string()))?
+            .with_client_cert_verifier(verifier);
+        let chain = vec![certificate(&self.server_certificate)?];
+        let config = builder.with_single_cert(chain, key);
+        let mut config = config.map_err(|error| damaged(error.to_string()))?;
+        // OpenVPN resumes no sessions.
+        config.send_tls13_tickets = 0;
+        Ok(Arc::new(config))
+    }
+
+    /// The key under which the clients' tls-crypt-v2 keys are wrapped.
+    pub(super) fn wrapping_key(&self) -> Result<ServerKey, AuthorityError> {
+        let key = ServerKeyV2::parse(&self.wrapping_key);
+        let key = key.map_err(|error| AuthorityError::Damaged(error.to_string()))?;
+        Ok(ServerKey::new(key.expose()))
+    }
+
+    /// For `weft ca`.
+    pub(super) fn shown(&self) -> Result<weft_api::Authority, AuthorityError> {
+        let certificate = CertificateDer::from_pem_slice(self.certificate.as_bytes());
+        let certificate =
+            certificate.map_err(|error| AuthorityError::Damaged(error.to_string()))?;
+        let revoked = self.issued.iter().filter(|issued| issued.revoked.is_some()).count();
+        Ok(weft_api::Authority {
+            name: self.name.clone(),
+            fingerprint: hex(digest(&SHA256, &certificate).as_ref()),
+            not_after: self.not_after.clone(),
+            clients: self.issued.len() - revoked,
+            revoked,
+        })
+    }
+}
+
+/// Whose certificate this is, which TLS has verified; `None`: it names nobody that a client may be.
+pub(super) fn holder_of(certificate: &CertificateDer<'_>) -> Option<Holder> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    let mut names = certificate.subject().iter_common_name();
+    let name = names.next()?.as_str().ok()?.to_owned();
+    if names.next().is_some() {
+        return None;
+    }
+    check_name(&name).ok()?;
+    let serial = certificate.raw_serial();
+    let zeros = serial.iter().take_while(|byte| **byte == 0).count();
+    Some(Holder { name, serial: hex(serial.get(zeros..).unwrap_or_default()) })
+}
+
+/// Refuses a name that is no part of a DNS name and of an owner of addresses.
+pub(super) fn check_name(name: &str) -> Result<(), AuthorityError> {
+    let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    let is_name = (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_fit);
+    if is_name { Ok(()) } else { Err(AuthorityError::BadName(name.to_owned())) }
+}
+
+/// What the authority's certificate says, and when it ends.
+fn authority_params(name: &str, now: SystemTime) -> (CertificateParams, String) {
+    let (mut params, not_after) = params(name, AUTHORITY_DAYS, now);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    (params, not_after)
+}
+
+fn end_params(
+    name: &str,
+    serial: &[u8; SERIAL_BYTES],
+    usage: ExtendedKeyUsagePurpose,
+    days: u64,
+    now: SystemTime,
+) -> (CertificateParams, String) {
+    let (mut params, not_after) = params(name, days, now);
+    params.serial_number = Some(SerialNumber::from_slice(serial));
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![usage];
+    params.use_authority_key_identifier_extension = true;
+    (params, not_after)
+}
+
+fn params(name: &str, days: u64, now: SystemTime) -> (CertificateParams, String) {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.remove(DnType::CommonName);
+    params.distinguished_name.push(DnType::CommonName, name);
+    let end = now + DAY * u32::try_from(days).unwrap_or(u32::MAX);
+    let (year, month, day) = date(now - DAY * u32::try_from(EARLIER_DAYS).unwrap_or(0));
+    params.not_before = date_time_ymd(year, month, day);
+    let (year, month, day) = date(end);
+    params.not_after = date_time_ymd(year, month, day);
+    (params, format!("{year:04}-{month:02}-{day:02}T00:00:00Z"))
+}
+
+/// The day of a time, in UTC.
+fn date(time: SystemTime) -> (i32, u8, u8) {
+    let text = timestamp::format(time);
+    let mut parts = text.split(['-', 'T']);
+    let mut next = || parts.next().and_then(|part| part.parse::<u16>().ok()).unwrap_or(1);
+    let (year, month, day) = (next(), next(), next());
+    (year.into(), u8::try_from(month).unwrap_or(1), u8::try_from(day).unwrap_or(1))
+}
+
+/// A number that no other certificate has. Its first byte is neither 0 nor negative, so that all write it alike.
+fn new_serial() -> [u8; SERIAL_BYTES] {
+    let mut serial = random::<SERIAL_BYTES>();
+    serial[0] = serial[0] & 0x3f | 0x40;
+    serial
+}
+
+fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    rand::fill(&mut bytes[..]);
+    bytes
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_client_is_known_by_its_certificate_until_it_is_revoked() {
+        let mut authority = Authority::new("host").unwrap();
+        let first = authority.issue("alice").unwrap();
+        let second = authority.issue("alice").unwrap();
+        let other = authority.issue("bob.laptop").unwrap();
+        let holder = |of: &Credentials| {
+            holder_of(&CertificateDer::from_pem_slice(of.certificate.as_bytes()).unwrap()).unwrap()
+        };
+        assert_eq!(holder(&first).name, "alice");
+        assert_eq!(holder(&first).serial, first.serial);
+        assert_ne!(first.serial, second.serial);
+        let mut revoked = authority.revoke("alice").unwrap();
+        revoked.sort();
+        let mut both = [&first, &second].map(|of| of.serial.clone());
+        both.sort();
+        assert_eq!(revoked, both);
+        assert!(authority.is_revoked(&holder(&second).serial));
+        assert!(!authority.is_revoked(&holder(&other).serial));
+        let again = authority.revoke("alice").unwrap_err();
+        assert!(again.to_string().contains("weft openvpn client alice"), "{again}");
+        let third = authority.issue("alice").unwrap();
+        assert!(!authority.is_revoked(&third.serial), "a new certificate is good");
+        let shown = authority.shown().unwrap();
+        assert_eq!((shown.clients, shown.revoked, shown.fingerprint.len()), (2, 2, 64));
+    }
+
+    #[test]
+    fn names_that_dns_or_a_certificate_cannot_have_are_refused() {
+        let mut authority = Authority::new("host").unwrap();
+        for name in ["", "a b", "a/b", "a:b", "ä", "a\nb", &"x".repeat(64)] {
+            assert!(matches!(authority.issue(name), Err(AuthorityError::BadName(_))), "{name}");
+        }
+        assert!(authority.issue(&"x".repeat(63)).is_ok());
+    }
+
+    #[test]
+    fn a_saved_authority_goes_on_and_a_damaged_one_is_named() {
+        let mut authority = Authority::new("host").unwrap();
+        let _ = authority.issue("alice").unwrap();
+        let text = serde_json::to_string(&authority).unwrap();
+        let mut again: Authority = serde_json::from_str(&text).unwrap();
+        assert!(again.tls().is_ok() && again.wrapping_key().is_ok());
+        let bob = again.issue("bob").unwrap();
+        assert!(bob.authority == authority.certificate && bob.not_after.ends_with("T00:00:00Z"));
+        again.server_key = Zeroizing::new("none".into());
+        let damaged = again.tls().unwrap_err();
+        assert!(damaged.to_string().contains("restore it from a backup"), "{damaged}");
+    }
+}

@@ -1,0 +1,154 @@
+//! A client as the service knows it: its session, and what waits for it while a thread has it.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Instant, SystemTime};
+
+use weft_openvpn::SessionId;
+use weft_openvpn::key_method::PeerInfo;
+use weft_openvpn::messages::Message;
+use weft_openvpn::session::{Acceptance, Session};
+
+use super::authority::Holder;
+
+/// Datagrams of a client that wait for a thread; it sends those again that are dropped.
+const DATAGRAMS_MAX: usize = 16;
+
+/// One thing to do with a session.
+pub(super) enum Todo {
+    Datagram(Vec<u8>),
+    Timeout,
+    Accept(Acceptance),
+    Deny(String),
+    Close(Message),
+    Moved(SocketAddr),
+    Renegotiate,
+}
+
+/// How far a client has come.
+pub(super) enum Stage {
+    /// It has not shown yet who it is.
+    Handshake,
+    /// Its addresses are being found.
+    Asked(Box<Known>),
+    /// The host is being set up for its addresses.
+    Routing(Box<Known>),
+    /// It is a peer of the device.
+    Peer { known: Box<Known>, is_connected: bool },
+    /// Its session repeats its last words.
+    Over,
+}
+
+/// What is known of a client that has shown who it is.
+pub(super) struct Known {
+    pub(super) holder: Holder,
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) cipher: &'static str,
+    pub(super) info: PeerInfo,
+    pub(super) since: SystemTime,
+    pub(super) last_handshake: SystemTime,
+}
+
+/// A client.
+pub(super) struct Client {
+    /// `None`: a thread has it.
+    pub(super) session: Option<Box<Session>>,
+    todo: VecDeque<Todo>,
+    datagrams: usize,
+    /// Its session id, by which its packets are known.
+    pub(super) remote: SessionId,
+    pub(super) transport: u16,
+    pub(super) address: SocketAddr,
+    pub(super) stage: Stage,
+    /// When its session is to be looked at.
+    pub(super) timer: Option<Instant>,
+    /// It waits for a thread.
+    pub(super) is_ready: bool,
+}
+
+impl Client {
+    /// A client whose session is being made.
+    pub(super) fn new(remote: SessionId, transport: u16, address: SocketAddr) -> Self {
+        Self {
+            session: None,
+            todo: VecDeque::new(),
+            datagrams: 0,
+            remote,
+            transport,
+            address,
+            stage: Stage::Handshake,
+            timer: None,
+            is_ready: false,
+        }
+    }
+
+    /// Queues something. False: too many datagrams wait already.
+    pub(super) fn push(&mut self, todo: Todo) -> bool {
+        if matches!(todo, Todo::Datagram(_)) {
+            if self.datagrams == DATAGRAMS_MAX {
+                return false;
+            }
+            self.datagrams += 1;
+        }
+        self.todo.push_back(todo);
+        true
+    }
+
+    /// Whether a thread is needed for what comes next; `None`: nothing is to be done.
+    pub(super) fn needs_thread(&self) -> Option<bool> {
+        self.todo.front().map(|todo| matches!(todo, Todo::Datagram(_)))
+    }
+
+    /// What comes next.
+    pub(super) fn pop(&mut self) -> Option<Todo> {
+        let todo = self.todo.pop_front()?;
+        self.datagrams -= usize::from(matches!(todo, Todo::Datagram(_)));
+        Some(todo)
+    }
+
+    /// What is known of it, while it is not over.
+    pub(super) const fn known(&self) -> Option<&Known> {
+        match &self.stage {
+            Stage::Asked(known) | Stage::Routing(known) | Stage::Peer { known, .. } => Some(known),
+            Stage::Handshake | Stage::Over => None,
+        }
+    }
+
+    /// The addresses that the host is to be set up for.
+    pub(super) fn routed(&self) -> &[IpAddr] {
+        match &self.stage {
+            Stage::Routing(known) | Stage::Peer { known, .. } => &known.addresses,
+            Stage::Handshake | Stage::Asked(_) | Stage::Over => &[],
+        }
+    }
+
+    pub(super) const fn is_connected(&self) -> bool {
+        matches!(self.stage, Stage::Peer { is_connected: true, .. })
+    }
+
+    pub(super) const fn is_peer(&self) -> bool {
+        matches!(self.stage, Stage::Peer { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_client_that_floods_loses_datagrams_and_nothing_else() {
+        let remote = SessionId::new([1; 8]).unwrap();
+        let mut client = Client::new(remote, 0, "192.0.2.1:1194".parse().unwrap());
+        assert_eq!(client.needs_thread(), None);
+        for _ in 0..DATAGRAMS_MAX {
+            assert!(client.push(Todo::Datagram(vec![0])));
+        }
+        assert!(!client.push(Todo::Datagram(vec![0])));
+        assert!(client.push(Todo::Renegotiate));
+        assert_eq!(client.needs_thread(), Some(true));
+        assert!(matches!(client.pop(), Some(Todo::Datagram(_))));
+        assert!(client.push(Todo::Datagram(vec![0])), "there is room again");
+    }
+}

@@ -1,0 +1,595 @@
+//! The gateway while it serves: packets of the control channel to sessions, what sessions ask for to the device, the
+//! host's routes and the mesh.
+//!
+//! One task has all state. The public-key work of TLS happens in `handle_datagram` of a session, which a thread gets
+//! with its session: as many at a time as the host has cores, one for each session.
+
+mod events;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{JoinError, JoinSet};
+use weft_api::VpnClient;
+use weft_engine::dco::Event;
+use weft_kernel::{CLIENTS_DEVICE, ClientsSpec, KernelError};
+use weft_openvpn::device::{DeletionReason, Notification};
+use weft_openvpn::gate::{Admission, Gate, Gated};
+use weft_openvpn::messages::{AuthFailure, Message};
+use weft_openvpn::session::{Acceptance, ServerOptions, Session, session_of};
+
+use super::client::{Client, Stage, Todo};
+use super::device::{DataChannel, MTU, NewPeer};
+use super::push::Inside;
+use super::{Gateway, Wanted};
+use crate::services::networks::OnNetwork;
+use crate::services::supervisor::Pulse;
+use crate::timestamp;
+
+/// Sessions at most, those of clients that have not shown who they are included.
+const CLIENTS_MAX: usize = 4_096;
+/// The highest number of a client, which is its number in data packets.
+const NUMBER_MAX: u32 = 0xff_fffe;
+/// How often the host's routes for clients are looked at, in seconds: another program may remove them.
+const ROUTES_LOOK_S: u64 = 30;
+/// The pause after they could not be set up, in seconds.
+const ROUTES_RETRY_S: u64 = 1;
+/// How often a ping may fail to arrive before the host gives a client up: in the time after which clients connect
+/// again, times this.
+const TIMEOUTS: u32 = 2;
+
+/// A request of the API.
+pub(super) enum Command {
+    /// Lists the connected clients.
+    List { reply: oneshot::Sender<Vec<VpnClient>> },
+    /// Ends the sessions of a client. Replies whether it was connected.
+    End { name: String, reply: oneshot::Sender<bool> },
+    /// Tells packets dropped, by reason, and how many clients are connected.
+    Look { reply: oneshot::Sender<(BTreeMap<String, u64>, usize)> },
+}
+
+/// What the task waits for.
+pub(super) struct Inputs<'a> {
+    pub(super) events: mpsc::Receiver<Event>,
+    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) wanted: &'a mut watch::Receiver<Option<Wanted>>,
+}
+
+/// The parts that are made before the first packet.
+pub(super) struct Begun {
+    pub(super) channel: DataChannel,
+    pub(super) gate: Gate,
+    pub(super) options: ServerOptions,
+    pub(super) network: OnNetwork,
+    /// The host's interface on it.
+    pub(super) exposed: String,
+    pub(super) inside: Inside,
+    /// Whether the host passes IPv6 packets on.
+    pub(super) has_ipv6: bool,
+    pub(super) threads_max: usize,
+}
+
+/// A session that comes back from a thread.
+struct Done {
+    number: u32,
+    /// `None`: it could not begin.
+    session: Option<Box<Session>>,
+    /// Why the datagram was dropped.
+    dropped: Option<&'static str>,
+}
+
+/// One input.
+enum Input {
+    Event(Event),
+    DeviceGone,
+    Command(Command),
+    Changed,
+    Done(Result<Done, JoinError>),
+    Given(Result<(u32, Result<Vec<IpAddr>, String>), JoinError>),
+    Routed(Result<(BTreeSet<IpAddr>, Result<(), KernelError>), JoinError>),
+    Timer,
+}
+
+/// All state of a gateway that serves.
+pub(super) struct Serving {
+    gateway: Arc<Gateway>,
+    begun: Begun,
+    options: Arc<ServerOptions>,
+    clients: BTreeMap<u32, Client>,
+    /// The clients at a transport and an address: one, and for a moment its next session.
+    places: HashMap<(u16, SocketAddr), Vec<u32>>,
+    timers: BTreeSet<(Instant, u32)>,
+    /// Clients that wait for a thread.
+    ready: VecDeque<u32>,
+    jobs: JoinSet<Done>,
+    given: JoinSet<(u32, Result<Vec<IpAddr>, String>)>,
+    routing: JoinSet<(BTreeSet<IpAddr>, Result<(), KernelError>)>,
+    /// The host's routes are not as wanted.
+    is_unrouted: bool,
+    routes_at: Instant,
+    next: u32,
+    drops: BTreeMap<&'static str, u64>,
+}
+
+impl Serving {
+    pub(super) fn new(gateway: Arc<Gateway>, begun: Begun) -> Self {
+        let options = Arc::new(begun.options.clone());
+        Self {
+            gateway,
+            begun,
+            options,
+            clients: BTreeMap::new(),
+            places: HashMap::new(),
+            timers: BTreeSet::new(),
+            ready: VecDeque::new(),
+            jobs: JoinSet::new(),
+            given: JoinSet::new(),
+            routing: JoinSet::new(),
+            is_unrouted: true,
+            routes_at: Instant::now(),
+            next: 0,
+            drops: BTreeMap::new(),
+        }
+    }
+
+    /// Serves until something else is wanted.
+    ///
+    /// # Errors
+    /// The device is gone, or a session failed: in words.
+    pub(super) async fn run(
+        &mut self,
+        mut inputs: Inputs<'_>,
+        pulse: &Pulse,
+    ) -> Result<(), String> {
+        loop {
+            self.route();
+            match pulse.wait(self.next(&mut inputs)).await {
+                Input::Changed => return Ok(()),
+                Input::DeviceGone => return Err(device_gone()),
+                Input::Event(event) => self.handle_event(event)?,
+                Input::Command(command) => self.handle_command(command),
+                Input::Done(done) => self.take_back(done.map_err(|error| failed(&error))?),
+                Input::Given(given) => {
+                    let (number, addresses) = given.map_err(|error| failed(&error))?;
+                    self.handle_addresses(number, addresses);
+                }
+                Input::Routed(routed) => {
+                    let (addresses, result) = routed.map_err(|error| failed(&error))?;
+                    self.handle_routed(&addresses, result)?;
+                }
+                Input::Timer => self.handle_timers(),
+            }
+        }
+    }
+
+    async fn next(&mut self, inputs: &mut Inputs<'_>) -> Input {
+        let first = self.timers.first().map(|(at, _)| *at);
+        let at = first.into_iter().chain([self.routes_at]).min().unwrap_or(self.routes_at);
+        tokio::select! {
+            event = inputs.events.recv() => event.map_or(Input::DeviceGone, Input::Event),
+            Some(command) = inputs.commands.recv() => Input::Command(command),
+            _ = inputs.wanted.changed() => Input::Changed,
+            Some(done) = self.jobs.join_next() => Input::Done(done),
+            Some(given) = self.given.join_next() => Input::Given(given),
+            Some(routed) = self.routing.join_next() => Input::Routed(routed),
+            () = tokio::time::sleep_until(at.into()) => Input::Timer,
+        }
+    }
+
+    /// Tells all clients to connect again, as the gateway ends.
+    pub(super) fn farewell(&mut self) {
+        let text = "the gateway ends".to_owned();
+        let restart = Message::Restart { preserve: true, next_remote: true, text };
+        let numbers: Vec<u32> = self.clients.keys().copied().collect();
+        for number in numbers {
+            self.ask(number, Todo::Close(restart.clone()));
+        }
+    }
+
+    fn handle_event(&mut self, event: Event) -> Result<(), String> {
+        match event {
+            Event::Packet { source, transport, packet } => {
+                self.handle_packet(transport, source, packet);
+            }
+            Event::Notification(Notification::PeerDeleted { peer_id, reason }) => match reason {
+                DeletionReason::Userspace => {}
+                DeletionReason::Teardown => return Err(device_gone()),
+                _ => {
+                    self.told(peer_id, "nothing came from it for too long");
+                    self.forget(peer_id);
+                }
+            },
+            Event::Notification(Notification::KeySwap { peer_id, .. }) => {
+                self.ask(peer_id, Todo::Renegotiate);
+            }
+            Event::Notification(Notification::PeerFloat { peer_id, remote }) => {
+                self.handle_moved(peer_id, remote);
+            }
+        }
+        Ok(())
+    }
+
+    /// A packet of the control channel.
+    fn handle_packet(&mut self, transport: u16, source: SocketAddr, packet: Vec<u8>) {
+        let session = session_of(&packet);
+        let mut here = self.places.get(&(transport, source)).into_iter().flatten().copied();
+        let is_its = |client: &Client| Some(client.remote) == session;
+        if let Some(number) = here.find(|number| self.clients.get(number).is_some_and(is_its)) {
+            return self.ask(number, Todo::Datagram(packet));
+        }
+        let (now, unix_s) = (Instant::now(), unix_s());
+        match self.begun.gate.handle_datagram(now, unix_s, source, &packet) {
+            Ok(Gated::Answer(answer)) => self.begun.channel.send(transport, source, &answer),
+            Ok(Gated::Admit(admission)) => self.admit(transport, source, *admission),
+            Err(refusal) => {
+                tracing::debug!(%source, %refusal, "dropped a first packet");
+                self.count("first_packet_refused");
+            }
+        }
+    }
+
+    /// Opens a session, on a thread: its first packet may have TLS's public-key work.
+    fn admit(&mut self, transport: u16, source: SocketAddr, admission: Admission) {
+        if self.clients.len() >= CLIENTS_MAX {
+            return self.count("too_many_clients");
+        }
+        let number = self.free_number();
+        let client = Client::new(admission.remote(), transport, source);
+        self.clients.insert(number, client);
+        self.places.entry((transport, source)).or_default().push(number);
+        let options = Arc::clone(&self.options);
+        let seed: [u8; 32] = rand::random();
+        self.jobs.spawn_blocking(move || {
+            let (now, unix_s) = (Instant::now(), unix_s());
+            let session = Session::admit(now, unix_s, admission, options, source, &seed);
+            let session = session.inspect_err(|error| tracing::warn!(%error, "no session"));
+            Done { number, session: session.ok().map(Box::new), dropped: None }
+        });
+    }
+
+    fn free_number(&mut self) -> u32 {
+        loop {
+            let number = self.next;
+            self.next = if number == NUMBER_MAX { 0 } else { number + 1 };
+            if !self.clients.contains_key(&number) {
+                return number;
+            }
+        }
+    }
+
+    /// Has something done with a client's session, as soon as no thread has it.
+    fn ask(&mut self, number: u32, todo: Todo) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        if !client.push(todo) {
+            return self.count("queue_full");
+        }
+        self.work(number);
+    }
+
+    /// Does what waits for a client, or gives its session to a thread.
+    fn work(&mut self, number: u32) {
+        loop {
+            let is_free = self.jobs.len() < self.begun.threads_max;
+            let Some(client) = self.clients.get_mut(&number) else { return };
+            let Some(needs_thread) = client.needs_thread() else { return };
+            let Some(mut session) = client.session.take() else { return };
+            if needs_thread && !is_free {
+                client.session = Some(session);
+                if !std::mem::replace(&mut client.is_ready, true) {
+                    self.ready.push_back(number);
+                }
+                return;
+            }
+            match client.pop() {
+                Some(Todo::Datagram(packet)) => {
+                    self.jobs.spawn_blocking(move || {
+                        let handled = session.handle_datagram(Instant::now(), &packet);
+                        let dropped = handled.err().map(|error| {
+                            tracing::debug!(%error, "dropped a packet of the control channel");
+                            "control_packet_refused"
+                        });
+                        Done { number, session: Some(session), dropped }
+                    });
+                    return;
+                }
+                Some(todo) => self.do_now(number, session, todo),
+                None => client.session = Some(session),
+            }
+        }
+    }
+
+    fn do_now(&mut self, number: u32, mut session: Box<Session>, todo: Todo) {
+        let now = Instant::now();
+        match todo {
+            Todo::Datagram(_) => {}
+            Todo::Timeout => session.handle_timeout(now),
+            Todo::Accept(acceptance) => {
+                if let Err(error) = session.accept(now, acceptance) {
+                    tracing::debug!(%error, "a client left before it was let in");
+                }
+            }
+            Todo::Deny(text) => {
+                // One that is over by now needs no answer.
+                let _ = session.deny(now, AuthFailure::Text(text));
+            }
+            Todo::Close(message) => _ = session.close(now, &message),
+            Todo::Moved(address) => session.set_address(address),
+            Todo::Renegotiate => {
+                if let Err(error) = session.renegotiate(now) {
+                    tracing::debug!(%error, "no new key now");
+                }
+            }
+        }
+        self.settle(number, session);
+    }
+
+    /// A thread is done with a session.
+    fn take_back(&mut self, done: Done) {
+        let Done { number, session, dropped } = done;
+        if let Some(reason) = dropped {
+            self.count(reason);
+        }
+        match session {
+            Some(session) if self.clients.contains_key(&number) => {
+                self.settle(number, session);
+                self.work(number);
+            }
+            // It was ended meanwhile.
+            Some(_) => {}
+            None => self.forget(number),
+        }
+        while self.jobs.len() < self.begun.threads_max
+            && let Some(next) = self.ready.pop_front()
+        {
+            if let Some(client) = self.clients.get_mut(&next) {
+                client.is_ready = false;
+                self.work(next);
+            }
+        }
+    }
+
+    /// Carries out what a session asks for, sends what it has to send, and notes when it wants to be called.
+    fn settle(&mut self, number: u32, mut session: Box<Session>) {
+        while let Some(event) = session.poll_event() {
+            self.handle_session_event(number, &mut session, event);
+        }
+        let now = Instant::now();
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        while let Some(transmit) = session.poll_transmit(now) {
+            self.begun.channel.send(client.transport, transmit.address, &transmit.bytes);
+        }
+        if session.is_drained(now) {
+            return self.forget(number);
+        }
+        let timer = session.poll_timeout(now);
+        client.session = Some(session);
+        let before = std::mem::replace(&mut client.timer, timer);
+        if let Some(before) = before {
+            self.timers.remove(&(before, number));
+        }
+        if let Some(timer) = timer {
+            self.timers.insert((timer, number));
+        }
+    }
+
+    fn handle_timers(&mut self) {
+        let now = Instant::now();
+        if self.routes_at <= now {
+            self.is_unrouted = true;
+            self.routes_at = now + Duration::from_secs(ROUTES_LOOK_S);
+        }
+        while let Some((at, number)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.timers.remove(&(at, number));
+            if let Some(client) = self.clients.get_mut(&number) {
+                client.timer = None;
+            }
+            self.ask(number, Todo::Timeout);
+        }
+    }
+
+    /// A client's authentic data comes from another address.
+    fn handle_moved(&mut self, number: u32, remote: SocketAddr) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        let (before, transport) = (client.address, client.transport);
+        client.address = remote;
+        self.leave_place(number, transport, before);
+        self.places.entry((transport, remote)).or_default().push(number);
+        self.ask(number, Todo::Moved(remote));
+    }
+
+    /// Sets the host up for the clients that there are, if it is not, and nobody is at it.
+    fn route(&mut self) {
+        if !self.is_unrouted || !self.routing.is_empty() {
+            return;
+        }
+        self.is_unrouted = false;
+        let addresses: BTreeSet<IpAddr> =
+            self.clients.values().flat_map(Client::routed).copied().collect();
+        let spec = ClientsSpec {
+            device: CLIENTS_DEVICE.into(),
+            mtu: MTU.into(),
+            exposed: self.begun.exposed.clone(),
+            addresses,
+        };
+        let gateway = Arc::clone(&self.gateway);
+        self.routing.spawn(async move {
+            let result = gateway.route(&spec).await;
+            (spec.addresses, result)
+        });
+    }
+
+    fn handle_routed(
+        &mut self,
+        addresses: &BTreeSet<IpAddr>,
+        result: Result<(), KernelError>,
+    ) -> Result<(), String> {
+        match result {
+            Ok(()) => {
+                let is_routed = |client: &Client| {
+                    matches!(client.stage, Stage::Routing(_))
+                        && client.routed().iter().all(|address| addresses.contains(address))
+                };
+                let new = self.clients.iter().filter(|(_, client)| is_routed(client));
+                for number in new.map(|(number, _)| *number).collect::<Vec<_>>() {
+                    self.let_in(number);
+                }
+                Ok(())
+            }
+            Err(error @ KernelError::LinkMissing { .. }) => Err(error.to_string()),
+            Err(error) => {
+                tracing::warn!(%error, "cannot set this host up for OpenVPN clients; trying again");
+                self.routes_at = Instant::now() + Duration::from_secs(ROUTES_RETRY_S);
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes a client that the host is set up for a peer of the device, and lets it in.
+    fn let_in(&mut self, number: u32) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        let Stage::Routing(known) = std::mem::replace(&mut client.stage, Stage::Over) else {
+            return;
+        };
+        let Inside { ping_s, ping_restart_s, .. } = self.begun.inside;
+        let new = NewPeer {
+            id: number,
+            transport: client.transport,
+            remote: client.address,
+            addresses: known.addresses.clone(),
+            ping_s,
+            timeout_s: ping_restart_s.saturating_mul(TIMEOUTS),
+        };
+        let options = self.begun.inside.options(&known.addresses);
+        let name = known.holder.name.clone();
+        client.stage = Stage::Peer { known, is_connected: false };
+        // One session for each name: the newest.
+        self.forget_others(number, &name);
+        if let Err(error) = self.begun.channel.new_peer(&new) {
+            tracing::warn!(%error, client = name, "the device does not take a client");
+            return self.ask(number, Todo::Deny("The gateway cannot take more clients".into()));
+        }
+        let Some(peer) = weft_openvpn::data::PeerNumber::new(number) else { return };
+        self.ask(number, Todo::Accept(Acceptance { peer, options }));
+    }
+
+    fn forget_others(&mut self, number: u32, name: &str) {
+        let is_other = |(other, client): &(&u32, &Client)| {
+            **other != number
+                && client.is_peer()
+                && client.known().is_some_and(|known| known.holder.name == name)
+        };
+        let others = self.clients.iter().filter(is_other).map(|(other, _)| *other);
+        for other in others.collect::<Vec<_>>() {
+            self.told(other, "it has connected again");
+            self.forget(other);
+        }
+    }
+
+    /// Says that a client is gone.
+    fn told(&self, number: u32, reason: &str) {
+        let client = self.clients.get(&number).filter(|client| client.is_connected());
+        if let Some((client, known)) = client.and_then(|it| Some((it, it.known()?))) {
+            let (name, from) = (&known.holder.name, client.address);
+            tracing::info!(client = name, %from, reason, "an OpenVPN client is gone");
+        }
+    }
+
+    /// Ends a client's traffic; its session still repeats its last words.
+    fn leave(&mut self, number: u32) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        let stage = std::mem::replace(&mut client.stage, Stage::Over);
+        if matches!(stage, Stage::Peer { .. }) {
+            self.begun.channel.remove_peer(number);
+        }
+        self.is_unrouted |= matches!(stage, Stage::Peer { .. } | Stage::Routing(_));
+    }
+
+    /// Ends all of a client.
+    fn forget(&mut self, number: u32) {
+        self.leave(number);
+        let Some(client) = self.clients.remove(&number) else { return };
+        if let Some(timer) = client.timer {
+            self.timers.remove(&(timer, number));
+        }
+        self.leave_place(number, client.transport, client.address);
+    }
+
+    fn leave_place(&mut self, number: u32, transport: u16, address: SocketAddr) {
+        let Some(here) = self.places.get_mut(&(transport, address)) else { return };
+        here.retain(|other| *other != number);
+        if here.is_empty() {
+            self.places.remove(&(transport, address));
+        }
+    }
+
+    fn count(&mut self, reason: &'static str) {
+        *self.drops.entry(reason).or_default() += 1;
+    }
+
+    fn handle_command(&mut self, command: Command) {
+        match command {
+            Command::List { reply } => _ = reply.send(self.list()),
+            Command::End { name, reply } => _ = reply.send(self.end(&name)),
+            Command::Look { reply } => {
+                let own = self.drops.iter().map(|(reason, count)| (*reason, *count));
+                let all = own.chain(self.begun.channel.drops()).filter(|(_, count)| *count > 0);
+                let drops = all.map(|(reason, count)| (reason.to_owned(), count)).collect();
+                let connected = self.clients.values().filter(|it| it.is_connected()).count();
+                let _ = reply.send((drops, connected));
+            }
+        }
+    }
+
+    /// Ends a client's sessions, and tells it not to come back.
+    fn end(&mut self, name: &str) -> bool {
+        let is_its = |client: &Client| client.known().is_some_and(|it| it.holder.name == name);
+        let its = self.clients.iter().filter(|(_, client)| is_its(client));
+        let its: Vec<(u32, bool)> = its.map(|(number, it)| (*number, it.is_connected())).collect();
+        for (number, _) in &its {
+            self.told(*number, "its certificate was revoked");
+            // At once, also where a thread has the session.
+            self.leave(*number);
+            self.ask(*number, Todo::Close(Message::Halt("certificate revoked".into())));
+        }
+        its.iter().any(|(_, was_connected)| *was_connected)
+    }
+
+    fn list(&self) -> Vec<VpnClient> {
+        let connected = self.clients.iter().filter(|(_, client)| client.is_connected());
+        let line = |(number, client): (&u32, &Client)| {
+            let known = client.known()?;
+            let vpn = self.begun.channel.peer(*number).map(|peer| peer.vpn).unwrap_or_default();
+            Some(VpnClient {
+                name: known.holder.name.clone(),
+                addresses: known.addresses.clone(),
+                real_address: client.address,
+                cipher: known.cipher.to_owned(),
+                engine: "userspace".into(),
+                bytes_in: vpn.rx_bytes,
+                bytes_out: vpn.tx_bytes,
+                since: timestamp::format(known.since),
+                last_handshake: timestamp::format(known.last_handshake),
+                version: known.info.version().map(str::to_owned),
+                platform: known.info.platform().map(str::to_owned),
+            })
+        };
+        let mut list: Vec<VpnClient> = connected.filter_map(line).collect();
+        list.sort_by(|one, other| one.name.cmp(&other.name));
+        list
+    }
+}
+
+fn device_gone() -> String {
+    format!("the device {CLIENTS_DEVICE} was removed")
+}
+
+fn failed(error: &JoinError) -> String {
+    format!("a session failed ({error}); this is a bug in weft")
+}
+
+fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

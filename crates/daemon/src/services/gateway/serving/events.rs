@@ -1,0 +1,171 @@
+//! What a session tells: who a client is, its keys, its end.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use weft_openvpn::device::{DeviceError, Slot};
+use weft_openvpn::messages::{AuthFailure, Message};
+use weft_openvpn::session::{Acceptance, AuthRequest, DataKeys, EndReason, Event, Session};
+
+use super::Serving;
+use crate::services::gateway::authority::{Holder, holder_of};
+use crate::services::gateway::client::{Known, Stage, Todo};
+use crate::services::gateway::owner_of;
+
+/// What a refused client shows to its user.
+const NO_NAME: &str = "The certificate names no client";
+const REVOKED: &str = "The certificate is revoked";
+const OTHER_NAME: &str = "The certificate is another client's";
+const NO_ADDRESS: &str = "The gateway has no address for this client now";
+
+impl Serving {
+    pub(super) fn handle_session_event(
+        &mut self,
+        number: u32,
+        session: &mut Session,
+        event: Event,
+    ) {
+        match event {
+            Event::Authenticate(request) => {
+                if let Err(why) = self.judge(number, session, &request) {
+                    tracing::info!(why, from = %session.address(), "refused an OpenVPN client");
+                    let _ = session.deny(Instant::now(), AuthFailure::Text(why.into()));
+                }
+            }
+            Event::InstallKey(slot, keys) => self.install(number, session, slot, &keys),
+            Event::SwapKeys => {
+                let swapped = self.begun.channel.swap_keys(number);
+                self.end_if_refused(session, swapped);
+            }
+            Event::RemoveSecondaryKey => {
+                let removed = self.begun.channel.remove_secondary(number);
+                self.end_if_refused(session, removed);
+            }
+            Event::Connected => self.connected(number),
+            // Nothing that a client says beyond that concerns the gateway.
+            Event::Pushed(_) | Event::Message(_) => {}
+            Event::Ended(reason) => {
+                self.told(number, &reason.to_string());
+                if !matches!(reason, EndReason::Closed | EndReason::PeerExit) {
+                    tracing::debug!(%reason, from = %session.address(), "a session has ended");
+                }
+                self.leave(number);
+            }
+        }
+    }
+
+    /// Begins to let a client in that has shown who it is, or goes on with it; the text says why not.
+    fn judge(
+        &mut self,
+        number: u32,
+        session: &mut Session,
+        request: &AuthRequest,
+    ) -> Result<(), &'static str> {
+        let holder = request.certificates.first().and_then(holder_of).ok_or(NO_NAME)?;
+        if self.gateway.is_revoked(&holder.serial) {
+            return Err(REVOKED);
+        }
+        let Some(client) = self.clients.get_mut(&number) else { return Err(NO_NAME) };
+        if !request.is_renewal {
+            let now = SystemTime::now();
+            let name = holder.name.clone();
+            client.stage = Stage::Asked(Box::new(Known {
+                holder,
+                addresses: Vec::new(),
+                cipher: request.cipher.name(),
+                info: request.peer_info.clone(),
+                since: now,
+                last_handshake: now,
+            }));
+            self.find_addresses(number, name);
+            return Ok(());
+        }
+        let Stage::Peer { known, .. } = &mut client.stage else { return Err(OTHER_NAME) };
+        if known.holder.name != holder.name {
+            return Err(OTHER_NAME);
+        }
+        known.holder = holder;
+        known.last_handshake = SystemTime::now();
+        let Some(peer) = weft_openvpn::data::PeerNumber::new(number) else {
+            return Err(NO_ADDRESS);
+        };
+        // A session that is over by now needs no answer.
+        let _ = session.accept(Instant::now(), Acceptance { peer, options: Vec::new() });
+        Ok(())
+    }
+
+    /// Asks the mesh for the addresses of a name, which keeps them.
+    fn find_addresses(&mut self, number: u32, name: String) {
+        let attachments = Arc::clone(&self.gateway.attachments);
+        let network = self.begun.network.clone();
+        let has_ipv6 = self.begun.has_ipv6;
+        self.given.spawn(async move {
+            let owner = owner_of(&network.name, &name);
+            let given = attachments.addresses_for((&owner, network.vni), None).await;
+            let given = given.map_err(|error| error.to_string()).map(|given| {
+                let addresses = given.iter().map(ipnet::IpNet::addr);
+                addresses.filter(|address| has_ipv6 || address.is_ipv4()).collect()
+            });
+            (number, given)
+        });
+    }
+
+    pub(super) fn handle_addresses(&mut self, number: u32, given: Result<Vec<IpAddr>, String>) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        let Stage::Asked(mut known) = std::mem::replace(&mut client.stage, Stage::Over) else {
+            return;
+        };
+        let Holder { name, serial } = &known.holder;
+        let refusal = match given {
+            Ok(_) if self.gateway.is_revoked(serial) => Some(REVOKED),
+            Ok(addresses) if addresses.iter().any(IpAddr::is_ipv4) => {
+                known.addresses = addresses;
+                None
+            }
+            Ok(_) => Some(NO_ADDRESS),
+            Err(reason) => {
+                tracing::warn!(client = name, reason, "no address for an OpenVPN client");
+                Some(NO_ADDRESS)
+            }
+        };
+        match refusal {
+            None => {
+                client.stage = Stage::Routing(known);
+                self.is_unrouted = true;
+            }
+            Some(why) => self.ask(number, Todo::Deny(why.into())),
+        }
+    }
+
+    fn install(&mut self, number: u32, session: &mut Session, slot: Slot, keys: &DataKeys) {
+        let installed = self.begun.channel.install(number, slot, keys);
+        self.end_if_refused(session, installed);
+    }
+
+    /// A client whose keys the device does not take is told to connect again.
+    fn end_if_refused(&self, session: &mut Session, result: Result<(), DeviceError>) {
+        let Err(error) = result else { return };
+        tracing::warn!(%error, from = %session.address(), "the device does not take a client's key");
+        let text = "the gateway lost the key".to_owned();
+        let restart = Message::Restart { preserve: true, next_remote: false, text };
+        session.close(Instant::now(), &restart);
+    }
+
+    fn connected(&mut self, number: u32) {
+        self.begun.gate.handle_connected();
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        let from = client.address;
+        let Stage::Peer { known, is_connected } = &mut client.stage else { return };
+        *is_connected = true;
+        let (name, addresses) = (&known.holder.name, known.addresses.clone());
+        tracing::info!(client = name, %from, ?addresses, "an OpenVPN client is connected");
+        let (kernel, exposed) = (self.gateway.kernel.clone(), self.begun.exposed.clone());
+        tokio::spawn(async move {
+            // Other hosts' containers may know the address from the gateway that the client had before.
+            if let Err(error) = kernel.announce_clients(&exposed, &addresses).await {
+                tracing::debug!(%error, "cannot announce a client's addresses");
+            }
+        });
+    }
+}

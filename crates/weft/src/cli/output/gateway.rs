@@ -1,0 +1,67 @@
+//! The OpenVPN gateway and its clients, for people.
+
+use std::fmt::Write as _;
+
+use weft_api::{Authority, Gateway, Revoked, VpnClient};
+
+use super::{age, table};
+
+pub(in crate::cli) fn authority(authority: &Authority) -> String {
+    let Authority { name, fingerprint, not_after, clients, revoked } = authority;
+    format!(
+        "{name}, good until {not_after}\nSHA-256: {fingerprint}\n{clients} certificates of clients, {revoked} revoked"
+    )
+}
+
+pub(in crate::cli) fn gateway(gateway: &Gateway) -> String {
+    let Gateway { state, reason, listen, network, clients, .. } = gateway;
+    if state == "off" {
+        return "no OpenVPN clients are served".into();
+    }
+    let listen: Vec<String> = listen.iter().map(ToString::to_string).collect();
+    let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let mut text = format!("{state}{reason}");
+    if !listen.is_empty() {
+        let _ = write!(text, " on UDP {}", listen.join(", "));
+    }
+    let _ = write!(text, ", network {network}, {clients} clients");
+    text
+}
+
+pub(in crate::cli) fn revoked(revoked: &Revoked) -> String {
+    let Revoked { name, serials, was_connected } = revoked;
+    let ended = if *was_connected { "; its session has ended" } else { "" };
+    format!("{} certificates of {name} revoked{ended}", serials.len())
+}
+
+pub(in crate::cli) fn clients(clients: &[VpnClient]) -> String {
+    if clients.is_empty() {
+        return "no OpenVPN client is connected".into();
+    }
+    let mut table = table(&[
+        "NAME",
+        "ADDRESSES",
+        "FROM",
+        "CIPHER",
+        "ENGINE",
+        "BYTES IN",
+        "BYTES OUT",
+        "SINCE",
+        "LAST HANDSHAKE",
+    ]);
+    for client in clients {
+        let addresses: Vec<String> = client.addresses.iter().map(ToString::to_string).collect();
+        table.add_row([
+            client.name.clone(),
+            addresses.join(" "),
+            client.real_address.to_string(),
+            client.cipher.clone(),
+            client.engine.clone(),
+            client.bytes_in.to_string(),
+            client.bytes_out.to_string(),
+            age(&client.since),
+            age(&client.last_handshake),
+        ]);
+    }
+    table.to_string()
+}
