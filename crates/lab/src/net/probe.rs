@@ -1,6 +1,7 @@
 //! Traffic that the tests make themselves, from inside a container's namespace.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::time::Duration;
 use std::{io, mem, thread};
@@ -19,6 +20,8 @@ pub const ARRIVAL_TIMEOUT_MS: u64 = 3_000;
 pub const STREAM_DATAGRAMS: usize = 4_800;
 const STREAM_BYTES: usize = 1_300;
 const STREAM_BURST: usize = 5;
+/// Bytes over a connection.
+pub const CONNECTION_BYTES: usize = 1 << 20;
 
 /// A UDP socket inside a namespace. It stays there whichever thread uses it.
 ///
@@ -49,6 +52,34 @@ pub fn datagram_arrives(
         return Ok(());
     }
     Err(io::Error::other(format!("{count} bytes arrived instead of the {length} sent")))
+}
+
+/// Sends [`CONNECTION_BYTES`] of a known pattern over TCP and checks that the very same arrive.
+///
+/// # Errors
+/// The system's error, or something else arrived.
+pub fn connection_arrives(from: (&Path, IpAddr), to: (&Path, IpAddr)) -> io::Result<()> {
+    let (own, address) = (Namespace::open(from.0)?, SocketAddr::new(to.1, 0));
+    let listener = run_in(Namespace::open(to.0)?, move || TcpListener::bind(address))??;
+    let address = listener.local_addr()?;
+    let limit = Some(Duration::from_millis(ARRIVAL_TIMEOUT_MS) * slowness());
+    let mut sender = run_in(own, move || TcpStream::connect(address))??;
+    sender.set_write_timeout(limit)?;
+    let (mut receiver, source) = listener.accept()?;
+    receiver.set_read_timeout(limit)?;
+    if source.ip() != from.1 {
+        return Err(io::Error::other(format!("it comes from {source}, not {}", from.1)));
+    }
+    let sent: Vec<u8> = (0..CONNECTION_BYTES).map(|i| (i * 31 % 251) as u8).collect();
+    let all = sent.clone();
+    let sending = thread::spawn(move || sender.write_all(&all));
+    let mut received = Vec::new();
+    receiver.read_to_end(&mut received)?;
+    sending.join().map_err(|_| io::Error::other("the sender panicked"))??;
+    if received == sent {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("{} bytes arrived, or others", received.len())))
 }
 
 /// Sends [`STREAM_DATAGRAMS`] datagrams of [`STREAM_BYTES`], 50 Mbit/s for a second, slower on a slow machine.
