@@ -60,6 +60,7 @@ pub use self::{
         route_watch::{DeviceRoute, RouteWatch},
         traffic::LinkTraffic,
         tunnel::TunnelSpec,
+        vpn::{NextHop, VpnRoute, VpnSpec},
         vxlan::{OuterFamily, VxlanSpec},
     },
     switch::{

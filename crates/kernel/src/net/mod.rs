@@ -18,4 +18,5 @@ pub(crate) mod route;
 pub(crate) mod route_watch;
 pub(crate) mod traffic;
 pub(crate) mod tunnel;
+pub(crate) mod vpn;
 pub(crate) mod vxlan;

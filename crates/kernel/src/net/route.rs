@@ -419,7 +419,7 @@ fn is_our_default(route: &RouteMessage, link: &Link) -> bool {
         && device_of(route) == Some(link.index)
 }
 
-fn gateway_of(route: &RouteMessage) -> Option<IpAddr> {
+pub(crate) fn gateway_of(route: &RouteMessage) -> Option<IpAddr> {
     route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Gateway(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
         RouteAttribute::Gateway(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
@@ -480,7 +480,7 @@ fn devices_of(route: &RouteMessage) -> Vec<u32> {
     devices
 }
 
-fn device_of(route: &RouteMessage) -> Option<u32> {
+pub(crate) fn device_of(route: &RouteMessage) -> Option<u32> {
     devices_of(route).first().copied()
 }
 
