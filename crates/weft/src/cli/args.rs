@@ -10,6 +10,7 @@ use weft_daemon::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, WORKERS_MAX};
 
 use crate::dco::DcoCommand;
 use crate::doctor::DoctorOptions;
+use crate::openvpn::connect::OpenvpnConnectArgs;
 
 /// Weft: an encrypted network for containers and hosts.
 #[derive(Debug, Parser)]
@@ -59,7 +60,7 @@ pub enum Command {
     /// Make the certificate authority of OpenVPN clients
     #[command(subcommand)]
     Ca(CaCommand),
-    /// Let OpenVPN clients join the network by this host
+    /// Let OpenVPN clients join the network by this host, or connect to an OpenVPN server
     #[command(subcommand)]
     Openvpn(OpenvpnCommand),
     /// Show the addresses of a name, or the names of an address, as DNS answers them
@@ -295,6 +296,10 @@ pub enum OpenvpnCommand {
     Client(OpenvpnClientArgs),
     /// Revoke all certificates of a client and end its session
     Revoke(OpenvpnClientArgs),
+    /// Connect to an OpenVPN server by a profile, and stay in the foreground until a signal ends it
+    ///
+    /// SIGTERM and SIGINT end it, SIGUSR1 makes it connect anew. All that it sets up is taken back at the end.
+    Connect(OpenvpnConnectArgs),
 }
 
 /// `weft openvpn serve`.

@@ -15,6 +15,8 @@ pub use args::{Cli, Command};
 
 use weft_api::{ApiError, ClientError, ErrorKind};
 
+use args::OpenvpnCommand;
+
 /// Runs one command and gives its exit code.
 ///
 /// | code | meaning |
@@ -52,6 +54,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::HoldSockets => weft_daemon::hold_sockets(&runtime_dir).map(|()| ExitCode::SUCCESS),
         Command::OpenNamespaces => weft_daemon::open_namespaces().map(|()| ExitCode::SUCCESS),
         Command::SetupCni(args) => setup_cni::setup_cni(args, &runtime_dir),
+        Command::Openvpn(OpenvpnCommand::Connect(args)) => crate::openvpn::connect::run(&args),
         Command::Dco(command) => crate::dco::run(command, &runtime_dir),
         Command::Completions { shell } => {
             output::completions(shell)?;

@@ -156,6 +156,7 @@ async fn openvpn(command: OpenvpnCommand, daemon: &Client) -> anyhow::Result<()>
             let revoked: Revoked = daemon.call::<call::ClientRevoke>(&request).await?;
             output::print(args.json, &revoked, output::revoked)
         }
+        OpenvpnCommand::Connect(_) => bail!("this command does not ask the daemon"),
     }
 }
 

@@ -21,8 +21,9 @@ mod used_keys;
 mod verbs;
 mod words;
 
-pub use args::DcoCommand;
 pub use args::{Carrier, CipherWord, KeyWords, PeerWords, SideWord};
+pub use args::{DcoCommand, Engine};
+pub(crate) use keys::Key;
 pub use requests::{DeviceCall, Request};
 pub use verbs::ask_all;
 pub(crate) use verbs::run;

@@ -1,0 +1,3 @@
+//! `weft openvpn`: OpenVPN without the program of that name.
+
+pub mod connect;
