@@ -209,6 +209,25 @@ fn it_comes_back_to_a_server_that_was_away() -> anyhow::Result<()> {
 }
 
 #[test]
+fn it_goes_on_to_the_next_server_and_takes_a_point_to_point_address() -> anyhow::Result<()> {
+    let stage = Stage::new()?;
+    let before = stage.state()?;
+    let _server = stage.serve("--proto udp --topology net30")?;
+    let (v4, v6) = (stage.sandbox.host(0).ipv4(), stage.sandbox.host(0).ipv6());
+    // Refused at once; silent; of no such family; the server.
+    let more = format!("remote {v4} 1199 udp\nremote {v4} 1194 udp6\nremote {v4} 1194 udp");
+    let profile =
+        stage.profile(&format!("{v6} 1199 tcp"), &format!("{more}\nconnect-timeout 2"))?;
+    let (mut client, connected) = stage.connect(&profile)?;
+    ensure!(connected["addresses"][0] == "10.9.0.6/32", "{connected}");
+    stage.wait_ping(INSIDE)?;
+    stage.wait_ping(BEHIND)?;
+    client.terminate(LIMIT)?;
+    ensure!(stage.state()? == before, "{before} became {}", stage.state()?);
+    Ok(())
+}
+
+#[test]
 fn keys_are_renewed_without_a_lost_packet() -> anyhow::Result<()> {
     let stage = Stage::new()?;
     let _server = stage.serve("--proto udp --reneg-sec 0")?;
