@@ -88,7 +88,11 @@ impl Client {
             let found = self.look_up(&server).await;
             let outcome = match self.rotation.address(&found) {
                 Some(address) => self.attempt(&server, address).await?,
-                None => Outcome::Next(Advance::Remote, Duration::ZERO),
+                None => {
+                    let (host, proto) = (&server.host, server.proto.name());
+                    self.holdings.report.warn(&format!("{host} has no address for {proto}"));
+                    Outcome::Next(Advance::Remote, Duration::ZERO)
+                }
             };
             self.holdings.tunnel.drop_peer().await;
             let pause = match outcome {

@@ -189,9 +189,12 @@ impl<'a> Link<'a> {
             self.transmit().await;
             let Some(event) = self.session.poll_event() else { return Ok(None) };
             match event {
-                Event::InstallKey(slot, keys) => self.install(slot, &keys).await?,
-                Event::SwapKeys => self.holdings.tunnel.swap_keys().await?,
-                Event::RemoveSecondaryKey => self.holdings.tunnel.remove_secondary().await?,
+                Event::InstallKey(..) | Event::SwapKeys | Event::RemoveSecondaryKey => {
+                    // The device may have lost its peer a moment ago.
+                    if let Err(error) = self.change_keys(event).await {
+                        return Ok(Some(self.lost(&format!("{error:#}"))));
+                    }
+                }
                 Event::Pushed(options) => {
                     self.take_tokens(&options);
                     self.pushed = options;
@@ -223,6 +226,15 @@ impl<'a> Link<'a> {
             if let Err(error) = sent {
                 tracing::debug!(%error, "a control packet was not sent");
             }
+        }
+    }
+
+    async fn change_keys(&mut self, event: Event) -> anyhow::Result<()> {
+        match event {
+            Event::InstallKey(slot, keys) => self.install(slot, &keys).await,
+            Event::SwapKeys => self.holdings.tunnel.swap_keys().await,
+            Event::RemoveSecondaryKey => self.holdings.tunnel.remove_secondary().await,
+            _ => Ok(()),
         }
     }
 
@@ -297,7 +309,9 @@ impl<'a> Link<'a> {
         let remote = self.session.address().ip().to_canonical();
         let plan = Plan::new(&self.holdings.profile, &self.pushed, remote)?;
         let mtu = self.holdings.host.apply(&plan, remote, self.is_tcp).await?;
-        self.holdings.tunnel.set_keepalive(plan.keepalive).await?;
+        if let Err(error) = self.holdings.tunnel.set_keepalive(plan.keepalive).await {
+            self.holdings.report.warn(&format!("signs of life are not set: {error:#}"));
+        }
         self.ends_on_silence = plan.ends_on_silence;
         Ok((plan, mtu))
     }
