@@ -184,6 +184,9 @@ pub enum Dropped {
     /// No such key, or it is not yet time for one.
     #[error("packet of key id {}, which is none of the session's: drop it", .0.get())]
     OtherKey(KeyId),
+    /// A new key so soon after the last attempt.
+    #[error("a new key (id {}) so soon after the last: drop it, the peer asks again", .0.get())]
+    TooSoon(KeyId),
     /// Too far ahead of what came before.
     #[error("packet beyond the window: drop it, the peer sends it again")]
     BeyondWindow,

@@ -17,7 +17,7 @@ use crate::key_derivation::{
     key_block_by_prf,
 };
 use crate::key_method::{ClientMessage, Credentials, IvProto, PeerInfo, ServerMessage};
-use crate::messages::{AuthFailure, Message, ProtocolFlags, PushOption, push_reply};
+use crate::messages::{AuthFailure, Message, MessageReader, ProtocolFlags, PushOption, push_reply};
 use crate::negotiation::{Agreement, accept_push, list_of, negotiate};
 use crate::opcode::Opcode;
 
@@ -167,6 +167,8 @@ impl Session {
         self.current.sources.client = Some(message.source.clone());
         self.current.sources.server = Some(source);
         self.current.stage = Stage::Decision;
+        // Half a message of the old key has no end under the new one.
+        self.push.reader = MessageReader::default();
         let is_renewal = self.agreed.as_ref().is_some_and(|agreed| agreed.peer.is_some());
         if !is_renewal {
             let mut agreement = match negotiate(&options.policy, &message) {
@@ -213,6 +215,7 @@ impl Session {
         self.current.plain.drain(..read);
         self.current.sources.server = Some(message.source.clone());
         self.current.stage = Stage::Decision;
+        self.push.reader = MessageReader::default();
         if self.agreed.is_some() {
             return self.establish(now);
         }
@@ -283,6 +286,7 @@ impl Session {
             self.set_later_wrap(now, keys);
         }
         self.current.stage = Stage::Established;
+        self.failing = None;
         let keys = DataKeys {
             key_id: self.current.id,
             cipher: agreed.cipher,

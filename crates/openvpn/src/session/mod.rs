@@ -23,13 +23,15 @@
 //!
 //! **Keys.** The first key has id 0, later ones 1 to 7 in turn. Either end begins a new one: the old one stays until
 //! the transition window ends. [`Event::InstallKey`], [`Event::SwapKeys`] and [`Event::RemoveSecondaryKey`] say what
-//! the device's two slots hold. A renewal that fails ends the session.
+//! the device's two slots hold. A renewal that fails costs nothing as long as the key before it is good: this end tries
+//! again, and the session ends when that key's transition window does. A client that is denied at a renewal is out.
 
 mod event;
 mod exchange;
 mod key;
 mod message;
 mod options;
+mod renewal;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -46,7 +48,7 @@ use crate::control::{ControlPacket, split_client_key};
 use crate::device::Side;
 use crate::gate::{Admission, EARLY_NEGOTIATION, first_replay_id};
 use crate::key_method::Credentials;
-use crate::messages::{Message, MessageReader};
+use crate::messages::Message;
 use crate::opcode::{KeyId, Opcode, SessionId};
 use crate::reliability::{RETRANSMIT_S, Receipt};
 use crate::wrap::{HEAD_BYTES, Metadata, ReplayId, Wrap, WrapKeys};
@@ -59,6 +61,7 @@ use exchange::Agreed;
 use key::{Begin, KeyState, Stage};
 use message::Push;
 use options::Seeds;
+use renewal::Failing;
 use slots::Slots;
 use tls::Tls;
 
@@ -137,6 +140,8 @@ pub struct Session {
     agreed: Option<Agreed>,
     slots: Slots,
     renegotiates_at: Option<Instant>,
+    /// The last renewal failed.
+    failing: Option<Failing>,
     push: Push,
     messages: VecDeque<Zeroizing<Vec<u8>>>,
     events: VecDeque<Event>,
@@ -247,6 +252,7 @@ impl Session {
             agreed: None,
             slots: Slots::default(),
             renegotiates_at: None,
+            failing: None,
             push: Push::default(),
             messages: VecDeque::new(),
             events: VecDeque::new(),
@@ -278,7 +284,13 @@ impl Session {
         }
         if self.current.stage < Stage::Established && self.current.deadline <= now {
             let window = self.current.deadline.saturating_duration_since(self.current.began);
-            return self.end(now, EndReason::HandshakeTimeout(window));
+            self.fail(now, EndReason::HandshakeTimeout(window));
+        }
+        if let Some(failing) = self.failing.take_if(|failing| failing.until <= now) {
+            self.end(now, failing.reason);
+        }
+        if self.over_at.is_some() {
+            return;
         }
         self.slots.handle_timeout(now, &mut self.events);
         self.previous.take_if(|key| key.deadline <= now);
@@ -324,6 +336,7 @@ impl Session {
             self.previous.as_ref().map(|key| key.deadline),
             self.slots.poll_timeout(),
             self.renegotiates_at,
+            self.failing.as_ref().map(|failing| failing.until),
             self.push.poll_timeout(),
         ];
         sends.into_iter().chain(others.into_iter().flatten()).min()
@@ -414,7 +427,15 @@ impl Session {
         }
         let is_current = packet.key_id == self.current.id;
         if !is_current && let Some(key) = self.previous_of(packet.key_id) {
-            return match key.handle_packet(packet) {
+            // Acknowledged here, the reset of the next attempt would lead nowhere.
+            if key.stage < Stage::Established && packet.opcode == Opcode::SoftResetV1 {
+                return Err(Dropped::TooSoon(packet.key_id));
+            }
+            let receipt = key.handle_packet(packet);
+            let overhead = self.wrap_of(packet.key_id).keys().overhead();
+            let key = self.previous_of(packet.key_id);
+            key.into_iter().for_each(|key| key.flush(now, overhead, 0));
+            return match receipt {
                 Receipt::Refused => Err(Dropped::BeyondWindow),
                 Receipt::New | Receipt::Duplicate => Ok(()),
             };
@@ -444,7 +465,7 @@ impl Session {
         if self.over_at.is_none()
             && let Err(reason) = self.advance(now)
         {
-            self.end(now, reason);
+            self.fail(now, reason);
         }
         self.flush(now);
     }
@@ -472,27 +493,6 @@ impl Session {
         self.over_at = Some(now + Duration::from_secs(LINGER_S));
         self.events.push_back(Event::Ended(reason));
         self.flush(now);
-    }
-
-    /// Begins the next key by a soft reset; the current one becomes the previous one.
-    fn begin_key(&mut self, now: Instant) -> Result<(), SessionError> {
-        let timing = self.role.timing();
-        let begin = Begin {
-            id: self.current.id.next(),
-            next_id: 0,
-            expected: 0,
-            reset: Some(Opcode::SoftResetV1),
-            retransmit: retransmit(self.is_stream, timing.hand_window),
-            hand_window: timing.hand_window,
-        };
-        let next = KeyState::new(now, self.role.tls()?, &begin);
-        let mut old = std::mem::replace(&mut self.current, next);
-        old.deadline = now + timing.transition_window;
-        self.previous = Some(old);
-        self.renegotiates_at = None;
-        // Half a message of the old key has no end under the new one.
-        self.push.reader = MessageReader::default();
-        Ok(())
     }
 
     fn wrap_of(&mut self, key_id: KeyId) -> &mut Wrap {

@@ -6,10 +6,12 @@ use rustls::version::{TLS12, TLS13};
 use weft_crypto::DataCipher;
 
 use super::net::{Net, Setup};
+use crate::control::{Acks, ControlPacket};
 use crate::data::PeerNumber;
 use crate::device::{KeyBlock, Side};
 use crate::messages::{AuthFailure, Message, Secret};
 use crate::negotiation::Refusal;
+use crate::opcode::{KeyId, Opcode};
 use crate::session::{Acceptance, EndReason, Event, Features, SessionError, Timing};
 use crate::wrap::{AuthDigest, AuthDirection, Metadata, WrapKeys};
 
@@ -315,15 +317,67 @@ fn a_peer_that_falls_silent_ends_the_handshake() {
 }
 
 #[test]
-fn a_renewal_that_fails_ends_the_session() {
-    let mut net = Net::new(Setup::default());
+fn a_renewal_that_fails_ends_the_session_with_the_old_keys_window() {
+    let timing = Timing { transition_window: MINUTE * 10, ..Timing::default() };
+    let setup = Setup { client_timing: timing, server_timing: timing, ..Setup::default() };
+    let mut net = Net::new(setup);
     net.run_until_connected();
-    net.run(Duration::from_secs(10), |_| false);
+    let began = net.now;
+    net.client.renegotiate(began).unwrap();
+    net.is_cut = true;
+    net.run(MINUTE * 9, |_| false);
+    assert!(net.client_said.ended.is_none(), "the old key is good");
+    assert_eq!(net.client_said.primary.as_ref().unwrap().key_id.get(), 0);
+    assert!(net.run(MINUTE * 5, |net| net.client_said.ended.is_some()));
+    assert!(matches!(net.client_said.ended, Some(EndReason::HandshakeTimeout(_))));
+    assert_eq!(net.now - began, timing.transition_window);
+    assert!(net.server_said.ended.is_none(), "its key is as good as before");
+}
+
+#[test]
+fn a_renewal_that_fails_is_tried_again() {
+    for setup in [Setup::default(), crypt(), Setup::with_crypt_v2()] {
+        let mut net = Net::new(setup);
+        net.run_until_connected();
+        let now = net.now;
+        net.client.renegotiate(now).unwrap();
+        net.is_cut = true;
+        net.run(MINUTE + MINUTE / 2, |_| false);
+        net.is_cut = false;
+        let hello = Message::Info("by the old key".to_owned());
+        let now = net.now;
+        net.server().send(now, &hello).unwrap();
+        assert!(net.run(MINUTE / 3, |net| !net.client_said.messages.is_empty()));
+        assert!(net.run(MINUTE * 3, |net| net.agree_on(1)));
+        net.run(MINUTE * 70, |_| false);
+        assert!(net.client_said.ended.is_none() && net.server_said.ended.is_none());
+    }
+}
+
+#[test]
+fn junk_in_the_tls_of_a_new_key_costs_no_session() {
+    let mut net = Net::new(Setup { server_features: no_features(), ..Setup::default() });
+    net.run_until_connected();
     let now = net.now;
     net.client.renegotiate(now).unwrap();
-    net.is_cut = true;
-    assert!(net.run(MINUTE * 2, |net| net.client_said.ended.is_some()));
-    assert!(matches!(net.client_said.ended, Some(EndReason::HandshakeTimeout(_))));
+    let next = KeyId::FIRST.next();
+    assert!(net.run(MINUTE, |net| net.server.as_ref().unwrap().current.id == next));
+    let now = net.now;
+    let junk = ControlPacket {
+        opcode: Opcode::ControlV1,
+        key_id: next,
+        session: net.client.own(),
+        acks: Acks::default(),
+        remote_session: None,
+        packet_id: Some(1),
+        payload: &[0xff; 40],
+    };
+    let mut bytes = Vec::new();
+    junk.write(&mut bytes).unwrap();
+    net.server().handle_datagram(now, &bytes).unwrap();
+    assert!(!net.run(MINUTE / 2, |net| net.agree_on(1)));
+    assert!(net.run(MINUTE * 4, |net| net.agree_on(1)));
+    assert!(net.client_said.ended.is_none() && net.server_said.ended.is_none());
 }
 
 #[test]

@@ -1,0 +1,58 @@
+//! The next key: how it begins, and what becomes of the session if it fails.
+
+use std::time::{Duration, Instant};
+
+use super::event::{EndReason, SessionError};
+use super::key::{Begin, KeyState, Stage};
+use super::{LINGER_S, Session, retransmit};
+use crate::opcode::Opcode;
+
+/// The last renewal failed: the session lives by the key before it.
+pub(super) struct Failing {
+    /// When that key ends, and the session with it, unless another renewal succeeds.
+    pub(super) until: Instant,
+    /// Why the last one failed.
+    pub(super) reason: EndReason,
+}
+
+impl Session {
+    /// Begins the next key by a soft reset; the current one becomes the previous one.
+    pub(super) fn begin_key(&mut self, now: Instant) -> Result<(), SessionError> {
+        let timing = self.role.timing();
+        let begin = Begin {
+            id: self.current.id.next(),
+            next_id: 0,
+            expected: 0,
+            reset: Some(Opcode::SoftResetV1),
+            retransmit: retransmit(self.is_stream, timing.hand_window),
+            hand_window: timing.hand_window,
+        };
+        let next = KeyState::new(now, self.role.tls()?, &begin);
+        let mut old = std::mem::replace(&mut self.current, next);
+        let end = now + timing.transition_window;
+        // Another attempt does not make the old key live longer.
+        old.deadline = self.failing.as_ref().map_or(end, |failing| end.min(failing.until));
+        self.previous = Some(old);
+        self.renegotiates_at = None;
+        Ok(())
+    }
+
+    /// The current key comes to nothing. Where the peer cannot have it yet, and the key before it is good, that one
+    /// is current again, as OpenVPN keeps it (its lame duck). Otherwise the session ends.
+    pub(super) fn fail(&mut self, now: Instant, reason: EndReason) {
+        let is_early = self.current.stage < Stage::Decision && self.over_at.is_none();
+        let good = self
+            .previous
+            .take_if(|key| is_early && key.stage == Stage::Established && key.deadline > now);
+        let Some(good) = good else { return self.end(now, reason) };
+        // The peer still gets an alert of the key that failed.
+        self.flush(now);
+        let until = good.deadline;
+        let mut failed = std::mem::replace(&mut self.current, good);
+        failed.deadline = now + Duration::from_secs(LINGER_S);
+        self.previous = Some(failed);
+        // By then the peer, too, has given up.
+        self.renegotiates_at = Some(now + self.role.timing().hand_window);
+        self.failing = Some(Failing { until, reason });
+    }
+}
