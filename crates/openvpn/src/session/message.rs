@@ -6,7 +6,7 @@ use zeroize::Zeroizing;
 
 use super::event::{EndReason, Event, SessionError};
 use super::key::Stage;
-use super::{MESSAGES_MAX, Role, Session};
+use super::{MESSAGES_INTERVAL_S, MESSAGES_MAX, MESSAGES_TAKEN_MAX, Role, Session};
 use crate::messages::{Message, MessageReader, PushCollector};
 
 /// How long a client waits for the options before it asks for them, in seconds, as OpenVPN does.
@@ -25,6 +25,9 @@ pub(super) struct Push {
     /// Server: what is sent when the client asks.
     pub(super) reply: Vec<Message>,
     replied_at: Option<Instant>,
+    /// When the interval began in which messages are counted, and how many came since.
+    counted: Option<(Instant, u32)>,
+    pub(super) passed_over: u64,
     /// Client: when it asks next.
     pub(super) requests_at: Option<Instant>,
     pub(super) collector: PushCollector,
@@ -35,6 +38,17 @@ pub(super) struct Push {
 impl Push {
     pub(super) const fn poll_timeout(&self) -> Option<Instant> {
         self.requests_at
+    }
+
+    /// Whether another message of the peer is looked at.
+    fn has_time_for_message(&mut self, now: Instant) -> bool {
+        let interval = Duration::from_secs(MESSAGES_INTERVAL_S);
+        let counted = self.counted.filter(|(began, _)| now < *began + interval);
+        let (began, count) = counted.unwrap_or((now, 0));
+        self.counted = Some((began, count.saturating_add(1)));
+        let has_time = count < MESSAGES_TAKEN_MAX;
+        self.passed_over += u64::from(!has_time);
+        has_time
     }
 
     /// Client: it has a key, and waits for its options.
@@ -76,6 +90,9 @@ impl Session {
         }
         let bytes = std::mem::take(&mut self.current.plain);
         for text in self.push.reader.handle_bytes(&bytes)? {
+            if !self.push.has_time_for_message(now) {
+                continue;
+            }
             // OpenVPN leaves out what it cannot read, too.
             let Ok(message) = Message::parse(&text) else { continue };
             match self.role {

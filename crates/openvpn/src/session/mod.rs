@@ -56,6 +56,7 @@ use crate::wrap::{HEAD_BYTES, Metadata, ReplayId, Wrap, WrapKeys};
 pub use event::{Acceptance, AuthRequest, DataKeys, Dropped, EndReason, Event, SessionError};
 pub use key::CONTROL_BYTES_MAX;
 pub use options::{ClientOptions, Features, ServerOptions, Timing};
+pub use renewal::SOFT_RESET_INTERVAL_S;
 
 use exchange::Agreed;
 use key::{Begin, KeyState, Stage};
@@ -69,6 +70,10 @@ use tls::Tls;
 pub const EVENTS_MAX: usize = 256;
 /// Messages that wait for a key under which they can be sent.
 pub const MESSAGES_MAX: usize = 64;
+/// Messages of the peer that are looked at in each [`MESSAGES_INTERVAL_S`]; more are passed over.
+pub const MESSAGES_TAKEN_MAX: u32 = 128;
+/// See [`MESSAGES_TAKEN_MAX`]; in seconds.
+pub const MESSAGES_INTERVAL_S: u64 = 10;
 /// How long a session that is over still repeats its last words, in seconds.
 pub const LINGER_S: u64 = 5;
 
@@ -140,6 +145,8 @@ pub struct Session {
     agreed: Option<Agreed>,
     slots: Slots,
     renegotiates_at: Option<Instant>,
+    /// When the peer last began a key.
+    peer_began_at: Option<Instant>,
     /// The last renewal failed.
     failing: Option<Failing>,
     push: Push,
@@ -252,6 +259,7 @@ impl Session {
             agreed: None,
             slots: Slots::default(),
             renegotiates_at: None,
+            peer_began_at: None,
             failing: None,
             push: Push::default(),
             messages: VecDeque::new(),
@@ -352,6 +360,11 @@ impl Session {
         self.over_at.is_some_and(|at| at <= now || self.current.is_idle())
     }
 
+    /// Messages of the peer that were passed over, as they came in a flood.
+    pub const fn messages_passed_over(&self) -> u64 {
+        self.push.passed_over
+    }
+
     /// This end's session id.
     pub const fn own(&self) -> SessionId {
         self.own
@@ -442,12 +455,14 @@ impl Session {
         }
         if !is_current {
             let is_next = packet.opcode == Opcode::SoftResetV1
+                && packet.packet_id == Some(0)
                 && packet.key_id == self.current.id.next()
                 && self.current.stage == Stage::Established
                 && self.over_at.is_none();
-            if !is_next || self.begin_key(now).is_err() {
+            if !is_next {
                 return Err(Dropped::OtherKey(packet.key_id));
             }
+            self.answer_soft_reset(now, packet.key_id)?;
         }
         if self.current.handle_packet(packet) == Receipt::Refused {
             return Err(Dropped::BeyondWindow);

@@ -2,10 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::event::{EndReason, SessionError};
+use super::event::{Dropped, EndReason, SessionError};
 use super::key::{Begin, KeyState, Stage};
 use super::{LINGER_S, Session, retransmit};
-use crate::opcode::Opcode;
+use crate::opcode::{KeyId, Opcode};
+
+/// The shortest time between two keys that the peer begins, in seconds: each costs public-key work. Its reset comes
+/// again, so that an eager peer only waits.
+pub const SOFT_RESET_INTERVAL_S: u64 = 1;
 
 /// The last renewal failed: the session lives by the key before it.
 pub(super) struct Failing {
@@ -16,6 +20,17 @@ pub(super) struct Failing {
 }
 
 impl Session {
+    /// The peer begins the next key, if it is time for one.
+    pub(super) fn answer_soft_reset(&mut self, now: Instant, id: KeyId) -> Result<(), Dropped> {
+        let pause = Duration::from_secs(SOFT_RESET_INTERVAL_S);
+        if self.peer_began_at.is_some_and(|at| now < at + pause) {
+            return Err(Dropped::TooSoon(id));
+        }
+        self.begin_key(now).map_err(|_| Dropped::OtherKey(id))?;
+        self.peer_began_at = Some(now);
+        Ok(())
+    }
+
     /// Begins the next key by a soft reset; the current one becomes the previous one.
     pub(super) fn begin_key(&mut self, now: Instant) -> Result<(), SessionError> {
         let timing = self.role.timing();

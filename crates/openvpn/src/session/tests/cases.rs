@@ -12,7 +12,10 @@ use crate::device::{KeyBlock, Side};
 use crate::messages::{AuthFailure, Message, Secret};
 use crate::negotiation::Refusal;
 use crate::opcode::{KeyId, Opcode};
-use crate::session::{Acceptance, EndReason, Event, Features, SessionError, Timing};
+use crate::session::{
+    Acceptance, Dropped, EndReason, Event, Features, MESSAGES_TAKEN_MAX, SOFT_RESET_INTERVAL_S,
+    SessionError, Timing,
+};
 use crate::wrap::{AuthDigest, AuthDirection, Metadata, WrapKeys};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -378,6 +381,61 @@ fn junk_in_the_tls_of_a_new_key_costs_no_session() {
     assert!(!net.run(MINUTE / 2, |net| net.agree_on(1)));
     assert!(net.run(MINUTE * 4, |net| net.agree_on(1)));
     assert!(net.client_said.ended.is_none() && net.server_said.ended.is_none());
+}
+
+fn soft_reset(net: &Net, id: KeyId, packet_id: u32) -> Vec<u8> {
+    let packet = ControlPacket {
+        opcode: Opcode::SoftResetV1,
+        key_id: id,
+        session: net.client.own(),
+        acks: Acks::default(),
+        remote_session: None,
+        packet_id: Some(packet_id),
+        payload: &[],
+    };
+    let mut bytes = Vec::new();
+    packet.write(&mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_peer_begins_keys_no_faster_than_the_interval() {
+    let mut net = Net::new(Setup { server_features: no_features(), ..Setup::default() });
+    net.run_until_connected();
+    let (now, first) = (net.now, KeyId::FIRST.next());
+    let late = soft_reset(&net, first, 1);
+    let dropped = net.server().handle_datagram(now, &late);
+    assert_eq!(dropped, Err(Dropped::OtherKey(first)), "a new key begins with packet 0");
+    net.client.renegotiate(now).unwrap();
+    assert!(net.run(Duration::from_secs(1), |net| net.agree_on(1)));
+    let (now, second) = (net.now, first.next());
+    let early = soft_reset(&net, second, 0);
+    let dropped = net.server().handle_datagram(now, &early);
+    assert_eq!(dropped, Err(Dropped::TooSoon(second)));
+    net.client.renegotiate(now).unwrap();
+    assert!(net.run(MINUTE, |net| net.agree_on(2)), "its reset comes again");
+    assert!(net.now - now >= Duration::from_secs(SOFT_RESET_INTERVAL_S));
+}
+
+#[test]
+fn a_flood_of_messages_is_passed_over_and_counted() {
+    let mut net = Net::new(Setup::default());
+    net.run_until_connected();
+    let max = u64::from(MESSAGES_TAKEN_MAX);
+    let answer = Message::ChallengeResponse(Secret::new("1"));
+    for _ in 0..max + 50 {
+        let now = net.now;
+        net.client.send(now, &answer).unwrap();
+        net.run(Duration::ZERO, |_| false);
+    }
+    let (taken, passed) = (net.server_said.messages.len(), net.server().messages_passed_over());
+    assert_eq!(taken as u64 + passed, max + 50);
+    assert!(passed >= 50 && taken > 0, "{taken}, {passed}");
+    net.run(MINUTE, |_| false);
+    let now = net.now;
+    net.client.send(now, &answer).unwrap();
+    net.run(MINUTE, |_| false);
+    assert_eq!(net.server_said.messages.len(), taken + 1);
 }
 
 #[test]
