@@ -6,7 +6,7 @@ use weft_crypto::DataCipher;
 use zeroize::Zeroizing;
 
 use super::event::{Acceptance, AuthRequest, DataKeys, EndReason, Event, SessionError};
-use super::key::Stage;
+use super::key::{Sources, Stage};
 use super::options::ClientOptions;
 use super::{Role, Session};
 use crate::data::PeerNumber;
@@ -286,6 +286,11 @@ impl Session {
             self.set_later_wrap(now, keys);
         }
         self.current.stage = Stage::Established;
+        self.current.sources = Sources::default();
+        // From now on the key before this one has only acknowledgements to send.
+        if let Some(old) = &mut self.previous {
+            old.deadline = old.deadline.min(now + timing.hand_window);
+        }
         self.failing = None;
         let keys = DataKeys {
             key_id: self.current.id,

@@ -383,6 +383,22 @@ fn junk_in_the_tls_of_a_new_key_costs_no_session() {
     assert!(net.client_said.ended.is_none() && net.server_said.ended.is_none());
 }
 
+#[test]
+fn what_only_a_handshake_needs_is_dropped_after_it() {
+    let mut net = Net::new(Setup { server_features: no_features(), ..Setup::default() });
+    net.run_until_connected();
+    let now = net.now;
+    net.client.renegotiate(now).unwrap();
+    assert!(net.run(MINUTE, |net| net.agree_on(1)));
+    net.run(MINUTE * 2, |_| false);
+    for end in [net.server.as_ref().unwrap(), &net.client] {
+        let sources = &end.current.sources;
+        assert!(sources.client.is_none() && sources.server.is_none());
+        assert!(end.previous.is_none(), "the old TLS session");
+    }
+    assert!(net.server_said.secondary.is_some(), "the device still has the old key");
+}
+
 fn soft_reset(net: &Net, id: KeyId, packet_id: u32) -> Vec<u8> {
     let packet = ControlPacket {
         opcode: Opcode::SoftResetV1,
