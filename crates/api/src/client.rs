@@ -8,8 +8,8 @@ use hyper::body::Bytes;
 use serde::de::DeserializeOwned;
 
 use crate::call::{Call, Method, Nothing};
+use crate::error::ApiError;
 use crate::http::{HttpError, HttpLimits, HttpRequest};
-use crate::types::ApiError;
 
 /// Speaks to the daemon of one runtime directory.
 pub struct Client {

@@ -7,6 +7,7 @@
 
 pub mod call;
 mod client;
+mod error;
 mod gateway;
 mod http;
 mod networks;
@@ -15,6 +16,7 @@ mod types;
 
 pub use call::Call;
 pub use client::{Client, ClientError, socket_path};
+pub use error::{ApiError, ErrorKind};
 pub use gateway::{
     Authority, ClientProfile, ClientRequest, Gateway, Revoked, ServeRequest, VpnClient,
 };

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::call::{Call, Method, Nothing};
-use crate::types::{ApiError, ErrorKind};
+use crate::error::{ApiError, ErrorKind};
 
 /// The API's socket, ready to take connections.
 pub struct ApiListener(RootOnly);
