@@ -256,6 +256,11 @@ fn networks_of_docker_are_those_of_weft() -> anyhow::Result<()> {
     }
     docked.both(&["network", "rm", "shop", "prod", "test", "weft"])?;
     docked.wait_clean(LIMIT)?;
+    wait_one_network(&docked)
+}
+
+/// Weft's networks go with Docker's, but for the ready one.
+fn wait_one_network(docked: &Docked) -> anyhow::Result<()> {
     for host in docked.lab.sandbox.hosts() {
         try_wait_until("the networks to go with Docker's", LIMIT, || {
             let left = host.weft_json(&["network", "ls"])?;
@@ -336,13 +341,7 @@ fn an_internal_network_of_docker_is_one_of_weft_on_each_host() -> anyhow::Result
     two.run(&["rm", "-f", "db"])?;
     docked.both(&["network", "rm", "shut"])?;
     one.run(&["network", "rm", "open"])?;
-    for host in docked.lab.sandbox.hosts() {
-        try_wait_until("the networks to go with Docker's", LIMIT, || {
-            let left = host.weft_json(&["network", "ls"])?;
-            Ok(left.as_array().is_some_and(|left| left.len() == 1))
-        })?;
-    }
-    Ok(())
+    wait_one_network(&docked)
 }
 
 #[test]

@@ -696,9 +696,8 @@ fn a_claim_that_could_not_be_saved_takes_nothing_from_the_next_holder() {
     assert_eq!(owners, ["mine"]);
 }
 
-/// A claim is given during the first save after a failure, and a user's request then asks for the next save.
-#[test]
-fn what_is_given_during_a_save_is_said_after_the_next_one() {
+/// A host linked with host 7, during the first save after one that failed.
+fn saving_after_a_failure() -> (Instant, Mesh) {
     let mut now = Instant::now();
     let mut mesh = founder(now, "10.9.0.0/24");
     link(&mut mesh, now, 7);
@@ -708,6 +707,13 @@ fn what_is_given_during_a_save_is_said_after_the_next_one() {
     now += Duration::from_millis(limits::SAVE_RETRY_FIRST_MS);
     mesh.handle_timeout(now);
     assert!(matches!(mesh.poll_output(), Some(Output::Persist(_))));
+    (now, mesh)
+}
+
+/// A claim is given during the first save after a failure, and a user's request then asks for the next save.
+#[test]
+fn what_is_given_during_a_save_is_said_after_the_next_one() {
+    let (now, mut mesh) = saving_after_a_failure();
     let (address, container) = ("10.9.0.9".parse().unwrap(), "theirs".to_owned());
     mesh.handle_message(now, id(7), Message::Claim { id: 1, address, container }).unwrap();
     mesh.allocate(now, Vni::WEFT, "b");
@@ -723,15 +729,7 @@ fn what_is_given_during_a_save_is_said_after_the_next_one() {
 /// Addresses are given while the first save after a failure is under way.
 #[test]
 fn no_earlier_state_is_saved_over_a_later_one_when_saving_works_again() {
-    let mut now = Instant::now();
-    let mut mesh = founder(now, "10.9.0.0/24");
-    link(&mut mesh, now, 7);
-    drain_with(&mut mesh, now, false);
-    mesh.allocate(now, Vni::WEFT, "a");
-    drain_with(&mut mesh, now, true);
-    now += Duration::from_millis(limits::SAVE_RETRY_FIRST_MS);
-    mesh.handle_timeout(now);
-    assert!(matches!(mesh.poll_output(), Some(Output::Persist(_))));
+    let (now, mut mesh) = saving_after_a_failure();
     mesh.allocate(now, Vni::WEFT, "b");
     let (address, container) = ("10.9.0.9".parse().unwrap(), "theirs".to_owned());
     mesh.handle_message(now, id(7), Message::Claim { id: 1, address, container }).unwrap();
