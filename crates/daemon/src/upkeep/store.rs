@@ -41,7 +41,7 @@ struct Fault {
     reason: String,
     since: SystemTime,
     bytes: usize,
-    /// What to do once that is possible; `None`: the write was refused.
+    /// The change to make once that is possible; `None`: the write was refused.
     pending: Option<Pending>,
 }
 

@@ -113,7 +113,7 @@ impl Attachments {
     }
 }
 
-/// Where a port is.
+/// The place of a port.
 #[derive(Clone, PartialEq, Eq)]
 struct Place {
     vni: Vni,
@@ -169,7 +169,7 @@ fn is_unicast(mac: Mac) -> bool {
     mac.0[0] & 1 == 0 && mac.0 != [0; 6]
 }
 
-/// What the other hosts are told.
+/// The announcement to the other hosts.
 #[derive(Debug, PartialEq, Eq)]
 enum Told {
     Announce(Vni, Mac),

@@ -89,7 +89,7 @@ impl Locks {
     }
 }
 
-/// What an attachment may send from; `None`: any address.
+/// The addresses that an attachment may send from; `None`: any.
 fn lock_of(saved: &Saved) -> Option<PortLock> {
     if saved.maker == Maker::Host || saved.attachment.allow_macs {
         return None;

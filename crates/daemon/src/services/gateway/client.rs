@@ -39,7 +39,7 @@ pub(super) enum Stage {
     Over,
 }
 
-/// What is known of a client that has shown who it is.
+/// A client that has shown who it is.
 pub(super) struct Known {
     pub(super) holder: Holder,
     pub(super) addresses: Vec<IpAddr>,
