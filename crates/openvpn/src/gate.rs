@@ -3,13 +3,15 @@
 //! The session id that the server gives itself in its answer is a MAC over the client's address and session id, made
 //! with a secret: a cookie. Only a packet that brings it back, so one of a client that receives at its address, opens
 //! a session. A flood of forged resets costs a MAC each and, up to a rate, an answer no longer than the reset by more
-//! than a few bytes.
+//! than a few bytes. A cookie opens one session: a packet that is repeated, by the network or by an attacker, opens
+//! no second one.
 //!
 //! With tls-crypt-v2 the client sends its wrapped key again in its second packet, if its first one says that it can
 //! (early negotiation); clients that cannot (OpenVPN 2.5) get state for their first packet, unless
 //! [`GateConfig::always_cookie`] is set. A connection (TCP) proves the address, so [`Gate::handle_stream`] admits at
 //! once.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +25,9 @@ use crate::{PacketError, device::Side};
 
 /// The longest first packet that is looked at, in bytes.
 pub const FIRST_PACKET_BYTES_MAX: usize = 2_048;
+/// Cookies that are known to have opened a session, while they are good. More would have to be answered first, so the
+/// rate of resets keeps a server far below.
+pub const ADMITTED_MAX: usize = 16_384;
 /// How many slots a cookie is good for behind the one that it was made in.
 const OLDER_SLOTS: u64 = 2;
 /// Packet ids with this first byte in a reset say: the client can send its wrapped key again.
@@ -90,6 +95,9 @@ pub enum Refusal {
     /// The session id that it acknowledges is none of this server's, or was made long ago.
     #[error("the packet answers to no session id of this server, or too late: drop it")]
     BadCookie,
+    /// The session id was brought back before. Its session is over; the client begins anew by itself.
+    #[error("the packet answers to a session id that has opened its session already: drop it")]
+    Repeated,
     /// Too many resets; the client tries again by itself.
     #[error(
         "too many resets in a short time: the reset is not answered, the client sends it again"
@@ -128,13 +136,15 @@ impl Admission {
     }
 }
 
-/// The door. It keeps a secret, and how many resets it may still answer.
+/// The door. It keeps a secret, how many resets it may still answer, and which cookies have opened a session.
 pub struct Gate {
     config: GateConfig,
     secret: hmac::Key,
     started: Instant,
     interval_began: Instant,
     answered: u32,
+    /// With the slots that they were made in.
+    admitted: BTreeSet<(u64, SessionId)>,
 }
 
 /// A first packet without its wrapping.
@@ -149,7 +159,14 @@ impl Gate {
     /// A door with a secret of random bytes.
     pub fn new(now: Instant, config: GateConfig, secret: &[u8; 32]) -> Self {
         let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
-        Self { config, secret, started: now, interval_began: now, answered: 0 }
+        Self {
+            config,
+            secret,
+            started: now,
+            interval_began: now,
+            answered: 0,
+            admitted: BTreeSet::new(),
+        }
     }
 
     /// Takes a datagram that belongs to no session: from an address without one, or with a session id that the
@@ -275,9 +292,10 @@ impl Gate {
         Ok(Gated::Answer(out))
     }
 
-    /// The own session id that a second packet brings back, if this server gave it to this client.
+    /// The own session id that a second packet brings back, if this server gave it to this client, and for the first
+    /// time.
     fn returned_cookie(
-        &self,
+        &mut self,
         now: Instant,
         remote: SocketAddr,
         packet: &ControlPacket<'_>,
@@ -290,15 +308,31 @@ impl Gate {
             return Err(Refusal::NotFirst(packet.opcode));
         }
         let slot = self.slot(now);
+        while self.admitted.first().is_some_and(|(made, _)| made + OLDER_SLOTS < slot) {
+            self.admitted.pop_first();
+        }
         for slot in slot.saturating_sub(OLDER_SLOTS)..=slot {
             let cookie = self.cookie(slot, remote, packet.session)?;
             let is_it =
                 constant_time::verify_slices_are_equal(cookie.as_bytes(), returned.as_bytes());
             if is_it.is_ok() {
+                self.admit_once(slot, returned)?;
                 return Ok(returned);
             }
         }
         Err(Refusal::BadCookie)
+    }
+
+    fn admit_once(&mut self, slot: u64, cookie: SessionId) -> Result<(), Refusal> {
+        let has_room = self.admitted.len() < ADMITTED_MAX;
+        match self.admitted.contains(&(slot, cookie)) {
+            true => Err(Refusal::Repeated),
+            false if !has_room => Err(Refusal::Rate),
+            false => {
+                self.admitted.insert((slot, cookie));
+                Ok(())
+            }
+        }
     }
 
     /// The server's session id for a client that comes in a slot of time.

@@ -72,14 +72,16 @@ fn a_reset_is_answered_as_openvpn_answers_it() {
 fn who_brings_the_cookie_back_is_admitted() {
     let now = Instant::now();
     let mut gate = gate(now, GateConfig::default());
-    let own = answered(&mut gate, now);
     for (opcode, id) in [(Opcode::AckV1, None), (Opcode::ControlV1, Some(1))] {
+        let mut gate = self::gate(now, GateConfig::default());
+        let own = answered(&mut gate, now);
         let bytes = plain(opcode, id, Some((own, 0)));
         let admission = admitted(gate.handle_datagram(now, UNIX_S, remote(), &bytes));
         assert_eq!((admission.own, admission.remote()), (own, client_session()));
         assert_eq!(admission.next_replay_id.number, 2, "the answer had the first");
         assert!(!admission.must_reset);
     }
+    let own = answered(&mut gate, now);
     let refused = |gate: &mut Gate, remote, bytes: &[u8]| {
         gate.handle_datagram(now, UNIX_S, remote, bytes).unwrap_err()
     };
@@ -102,17 +104,39 @@ fn who_brings_the_cookie_back_is_admitted() {
 fn a_cookie_is_good_for_a_handshake_and_no_longer() {
     let started = Instant::now();
     let config = GateConfig { hand_window: Duration::from_secs(30), ..GateConfig::default() };
-    let mut gate = gate(started, config);
     // The known answers of OpenVPN's unit test, which has slots of 15 s.
     let at = |time_s: u64| started + Duration::from_secs(time_s);
-    let own = answered(&mut gate, at(1_000));
     for (time_s, is_good) in
         [(1_002, true), (1_010, true), (1_022, true), (980, false), (1_040, false)]
     {
+        let mut gate = gate(started, config.clone());
+        let own = answered(&mut gate, at(1_000));
         let ack = plain(Opcode::AckV1, None, Some((own, 0)));
         let result = gate.handle_datagram(at(time_s), UNIX_S, remote(), &ack);
         assert_eq!(result.is_ok(), is_good, "{time_s}");
     }
+}
+
+#[test]
+fn a_cookie_opens_one_session_however_often_its_packet_comes() {
+    let started = Instant::now();
+    let mut gate = gate(started, GateConfig::default());
+    let at = |time_s: u64| started + Duration::from_secs(time_s);
+    let own = answered(&mut gate, at(0));
+    let control = plain(Opcode::ControlV1, Some(1), Some((own, 0)));
+    let _ = admitted(gate.handle_datagram(at(0), UNIX_S, remote(), &control));
+    let ack = plain(Opcode::AckV1, None, Some((own, 0)));
+    for time_s in [0, 1, 30, 59, 89] {
+        for bytes in [&control, &ack] {
+            let refused = gate.handle_datagram(at(time_s), UNIX_S, remote(), bytes);
+            assert_eq!(refused.unwrap_err(), Refusal::Repeated, "{time_s}");
+        }
+    }
+    // The same client that begins anew is another matter, and what is over is forgotten.
+    let again = answered(&mut gate, at(100));
+    let control = plain(Opcode::ControlV1, Some(1), Some((again, 0)));
+    let _ = admitted(gate.handle_datagram(at(100), UNIX_S, remote(), &control));
+    assert_eq!(gate.admitted.len(), 1);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Refusals, challenges and the answers to them.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -50,8 +50,8 @@ impl Advance {
     }
 }
 
-/// A question by which a login goes on (CRV1).
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A question by which a login goes on (CRV1). Its mark stands for a password that was right, so it is not shown.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Challenge {
     /// The answer may be shown while it is typed.
     pub echo: bool,
@@ -63,6 +63,18 @@ pub struct Challenge {
     pub user: String,
     /// The question.
     pub text: String,
+}
+
+impl fmt::Debug for Challenge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { echo, has_response, user, text, .. } = self;
+        f.debug_struct("Challenge")
+            .field("echo", echo)
+            .field("has_response", has_response)
+            .field("user", user)
+            .field("text", text)
+            .finish_non_exhaustive()
+    }
 }
 
 impl AuthFailure {
@@ -173,7 +185,7 @@ const fn flags(echo: bool, has_response: bool) -> &'static str {
 }
 
 /// What a client put in the place of its password.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum PasswordForm {
     /// A password, or a token.
     Plain(Secret),
@@ -191,6 +203,16 @@ pub enum PasswordForm {
         /// The answer.
         response: Secret,
     },
+}
+
+impl fmt::Debug for PasswordForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Plain(_) => "Plain(..)",
+            Self::DynamicChallenge { .. } => "DynamicChallenge { .. }",
+            Self::StaticChallenge { .. } => "StaticChallenge { .. }",
+        })
+    }
 }
 
 impl PasswordForm {

@@ -31,17 +31,18 @@ pub enum MessageError {
         "the server pushes more than {PUSH_OPTIONS_MAX} options or {PUSH_BYTES_MAX} bytes: shorten its push lines"
     )]
     TooMuchPushed,
-    /// Configuration: an option with a comma or a control character.
+    /// Configuration: an option of this name with a comma or a control character.
     #[error("the pushed option {0:?} has a comma or a control character: it cannot be pushed")]
     UnpushableCharacter(String),
     /// Configuration: an option that is too long.
     #[error(
-        "the pushed option {option:?} has {bytes} bytes, clients take at most {PUSH_OPTION_BYTES_MAX}: shorten it",
-        bytes = .option.len()
+        "the pushed option {option:?} has {bytes} bytes, clients take at most {PUSH_OPTION_BYTES_MAX}: shorten it"
     )]
     PushTooLong {
-        /// The option.
+        /// The option's name.
         option: String,
+        /// Its length.
+        bytes: usize,
     },
 }
 

@@ -101,10 +101,11 @@ fn parts(word: &str, options: &[String]) -> Result<Vec<PushPart>, MessageError> 
     let mut filled = 0;
     for option in options {
         if option.contains(',') || option.chars().any(char::is_control) {
-            return Err(MessageError::UnpushableCharacter(option.clone()));
+            return Err(MessageError::UnpushableCharacter(name_of(option).to_owned()));
         }
         if option.len() > PUSH_OPTION_BYTES_MAX {
-            return Err(MessageError::PushTooLong { option: option.clone() });
+            let (option, bytes) = (name_of(option).to_owned(), option.len());
+            return Err(MessageError::PushTooLong { option, bytes });
         }
         let bytes = option.len() + 1;
         if filled + bytes > room {
@@ -125,6 +126,11 @@ fn parts(word: &str, options: &[String]) -> Result<Vec<PushPart>, MessageError> 
         };
     }
     Ok(parts)
+}
+
+/// The name of an option, without what may be secret.
+fn name_of(option: &str) -> &str {
+    option.split(|char: char| char.is_whitespace() || char == ',').next().unwrap_or_default()
 }
 
 /// Puts the parts of a push together.
@@ -155,8 +161,8 @@ impl PushCollector {
     }
 }
 
-/// One option of a PUSH_UPDATE.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One option of a PUSH_UPDATE. It may hold a token, so its name alone is shown.
+#[derive(Clone, PartialEq, Eq)]
 pub struct PushUpdateOption {
     /// The option goes away rather than comes (`-`).
     pub removes: bool,
@@ -164,6 +170,16 @@ pub struct PushUpdateOption {
     pub optional: bool,
     /// The option; only its name, where it goes away.
     pub option: String,
+}
+
+impl fmt::Debug for PushUpdateOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PushUpdateOption")
+            .field("removes", &self.removes)
+            .field("optional", &self.optional)
+            .field("option", &name_of(&self.option))
+            .finish()
+    }
 }
 
 impl PushUpdateOption {

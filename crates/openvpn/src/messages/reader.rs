@@ -1,5 +1,7 @@
 //! Messages in the stream that TLS gives: each ends with a NUL.
 
+use std::fmt;
+
 use zeroize::{Zeroize, Zeroizing};
 
 /// The longest message, in bytes: a record of TLS. OpenVPN's own limit is 2,048.
@@ -10,10 +12,16 @@ pub const MESSAGE_BYTES_MAX: usize = 16 * 1024;
 #[error("the peer's message has more than {MESSAGE_BYTES_MAX} bytes: end its session")]
 pub struct EndlessMessage;
 
-/// Puts messages together.
-#[derive(Debug, Default)]
+/// Puts messages together. What it holds may be a part of a token, and is not shown.
+#[derive(Default)]
 pub struct MessageReader {
     held: Vec<u8>,
+}
+
+impl fmt::Debug for MessageReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MessageReader").field("held", &self.held.len()).finish()
+    }
 }
 
 impl MessageReader {

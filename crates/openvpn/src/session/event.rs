@@ -1,5 +1,6 @@
 //! What a session tells its caller, and asks of it.
 
+use std::fmt;
 use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
@@ -14,8 +15,7 @@ use crate::negotiation::{ClientRefusal, Refusal};
 use crate::opcode::KeyId;
 use crate::wrap::{Metadata, WrapError};
 
-/// What a session tells its caller.
-#[derive(Debug)]
+/// What a session tells its caller. Pushed options may hold a token, so they are not shown.
 pub enum Event {
     /// Server: a client has shown who it is, at first and with each new key. The caller answers by
     /// [`super::Session::accept`], [`super::Session::deny`] or [`super::Session::pend`], now or later.
@@ -36,6 +36,23 @@ pub enum Event {
     /// The session is over, and this is its last event. The caller still polls it for transmits and timeouts until
     /// [`super::Session::is_drained`], so that the peer gets the last words.
     Ended(EndReason),
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Authenticate(request) => f.debug_tuple("Authenticate").field(request).finish(),
+            Self::InstallKey(slot, keys) => {
+                f.debug_tuple("InstallKey").field(slot).field(keys).finish()
+            }
+            Self::SwapKeys => f.write_str("SwapKeys"),
+            Self::RemoveSecondaryKey => f.write_str("RemoveSecondaryKey"),
+            Self::Pushed(options) => f.debug_tuple("Pushed").field(&options.len()).finish(),
+            Self::Connected => f.write_str("Connected"),
+            Self::Message(message) => f.debug_tuple("Message").field(message).finish(),
+            Self::Ended(reason) => f.debug_tuple("Ended").field(reason).finish(),
+        }
+    }
 }
 
 /// Who a client says that it is.
@@ -59,14 +76,21 @@ pub struct AuthRequest {
     pub metadata: Option<Metadata>,
 }
 
-/// The answer to an [`AuthRequest`] that lets the client in.
-#[derive(Clone, Debug)]
+/// The answer to an [`AuthRequest`] that lets the client in. Its options may hold a token, so they are not shown.
+#[derive(Clone)]
 pub struct Acceptance {
     /// The number in the client's data packets.
     pub peer: PeerNumber,
     /// Options to be pushed, such as `ifconfig 10.8.0.2 255.255.255.0`. The session adds `peer-id`, `cipher` and the
     /// flags of the protocol. Not sent again with later keys.
     pub options: Vec<String>,
+}
+
+impl fmt::Debug for Acceptance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { peer, options } = self;
+        f.debug_struct("Acceptance").field("peer", peer).field("options", &options.len()).finish()
+    }
 }
 
 /// A key of the data channel, with all that a device needs to know.

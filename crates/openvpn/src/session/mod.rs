@@ -142,6 +142,8 @@ pub struct Session {
     began_unix_s: u64,
     current: KeyState,
     previous: Option<KeyState>,
+    /// The last key id under which the peer has sent something.
+    last_id: KeyId,
     agreed: Option<Agreed>,
     slots: Slots,
     renegotiates_at: Option<Instant>,
@@ -256,6 +258,7 @@ impl Session {
             began_unix_s: unix_s,
             current,
             previous: None,
+            last_id: KeyId::FIRST,
             agreed: None,
             slots: Slots::default(),
             renegotiates_at: None,
@@ -403,7 +406,7 @@ impl Session {
         if self.current.stage != Stage::Established {
             return Err(SessionError::NoKey);
         }
-        self.begin_key(now)?;
+        self.begin_key(now, self.next_id())?;
         Ok(())
     }
 
@@ -430,8 +433,9 @@ impl Session {
         match self.remote {
             Some(remote) if remote != packet.session => return Err(Dropped::OtherSession),
             Some(_) => {}
-            // Only what answers this client's reset tells it the server's session.
+            // Only what answers this client's reset, under its key, tells it the server's session.
             None if packet.opcode == Opcode::HardResetServerV2
+                && packet.key_id == KeyId::FIRST
                 && packet.remote_session == Some(self.own) =>
             {
                 self.remote = Some(packet.session);
@@ -456,7 +460,8 @@ impl Session {
         if !is_current {
             let is_next = packet.opcode == Opcode::SoftResetV1
                 && packet.packet_id == Some(0)
-                && packet.key_id == self.current.id.next()
+                // A peer passes over the ids of attempts that came to nothing.
+                && packet.key_id != KeyId::FIRST
                 && self.current.stage == Stage::Established
                 && self.over_at.is_none();
             if !is_next {
@@ -464,6 +469,7 @@ impl Session {
             }
             self.answer_soft_reset(now, packet.key_id)?;
         }
+        self.last_id = packet.key_id;
         if self.current.handle_packet(packet) == Receipt::Refused {
             return Err(Dropped::BeyondWindow);
         }

@@ -26,16 +26,28 @@ impl Session {
         if self.peer_began_at.is_some_and(|at| now < at + pause) {
             return Err(Dropped::TooSoon(id));
         }
-        self.begin_key(now).map_err(|_| Dropped::OtherKey(id))?;
+        self.begin_key(now, id).map_err(|_| Dropped::OtherKey(id))?;
         self.peer_began_at = Some(now);
         Ok(())
     }
 
+    /// The id of the next key that this end begins. It passes over ids of attempts that came to nothing: what the peer
+    /// still has of them must not mix with the next. An id that the peer never answered is taken again, since OpenVPN
+    /// expects no other.
+    pub(super) fn next_id(&self) -> KeyId {
+        let used = [Some(self.current.id), self.previous.as_ref().map(|key| key.id)];
+        let mut id = self.last_id.next();
+        while used.contains(&Some(id)) {
+            id = id.next();
+        }
+        id
+    }
+
     /// Begins the next key by a soft reset; the current one becomes the previous one.
-    pub(super) fn begin_key(&mut self, now: Instant) -> Result<(), SessionError> {
+    pub(super) fn begin_key(&mut self, now: Instant, id: KeyId) -> Result<(), SessionError> {
         let timing = self.role.timing();
         let begin = Begin {
-            id: self.current.id.next(),
+            id,
             next_id: 0,
             expected: 0,
             reset: Some(Opcode::SoftResetV1),

@@ -9,9 +9,12 @@ use super::net::{Net, Setup};
 use crate::control::{Acks, ControlPacket};
 use crate::data::PeerNumber;
 use crate::device::{KeyBlock, Side};
-use crate::messages::{AuthFailure, Message, Secret};
+use crate::messages::{
+    AuthFailure, Challenge, Message, MessageReader, PasswordForm, PushUpdateOption, Secret,
+    push_reply,
+};
 use crate::negotiation::Refusal;
-use crate::opcode::{KeyId, Opcode};
+use crate::opcode::{KeyId, Opcode, SessionId};
 use crate::session::{
     Acceptance, Dropped, EndReason, Event, Features, MESSAGES_TAKEN_MAX, SOFT_RESET_INTERVAL_S,
     SessionError, Timing,
@@ -379,7 +382,7 @@ fn junk_in_the_tls_of_a_new_key_costs_no_session() {
     junk.write(&mut bytes).unwrap();
     net.server().handle_datagram(now, &bytes).unwrap();
     assert!(!net.run(MINUTE / 2, |net| net.agree_on(1)));
-    assert!(net.run(MINUTE * 4, |net| net.agree_on(1)));
+    assert!(net.run(MINUTE * 4, |net| net.agree_on(2)));
     assert!(net.client_said.ended.is_none() && net.server_said.ended.is_none());
 }
 
@@ -397,6 +400,111 @@ fn what_only_a_handshake_needs_is_dropped_after_it() {
         assert!(end.previous.is_none(), "the old TLS session");
     }
     assert!(net.server_said.secondary.is_some(), "the device still has the old key");
+}
+
+#[test]
+fn an_attempt_at_a_new_key_that_the_peer_knows_of_uses_up_its_key_id() {
+    for by_client in [true, false] {
+        let mut net = Net::new(Setup::default());
+        net.run_until_connected();
+        let now = net.now;
+        match by_client {
+            true => net.client.renegotiate(now).unwrap(),
+            false => net.server().renegotiate(now).unwrap(),
+        }
+        let next = KeyId::FIRST.next();
+        let both_begin =
+            |net: &Net| net.client.last_id == next && net.server.as_ref().unwrap().last_id == next;
+        assert!(net.run(MINUTE, both_begin));
+        net.is_cut = true;
+        net.run(MINUTE + MINUTE / 2, |_| false);
+        net.is_cut = false;
+        assert!(net.run(MINUTE * 3, |net| net.agree_on(2)), "by client: {by_client}");
+        assert!(!net.agree_on(1));
+        net.run(MINUTE * 70, |_| false);
+        assert!(net.client_said.ended.is_none() && net.server_said.ended.is_none());
+    }
+}
+
+#[test]
+fn a_peer_may_pass_over_key_ids_but_never_takes_the_first_again() {
+    let mut net = Net::new(Setup { server_features: no_features(), ..Setup::default() });
+    net.run_until_connected();
+    let now = net.now;
+    let first = soft_reset(&net, KeyId::FIRST, 0);
+    // A packet of the key that there is; it begins none.
+    let _ = net.server().handle_datagram(now, &first);
+    assert_eq!(net.server().current.id, KeyId::FIRST);
+    let third = KeyId::new(3).unwrap();
+    let bytes = soft_reset(&net, third, 0);
+    net.server().handle_datagram(now, &bytes).unwrap();
+    assert_eq!(net.server().current.id, third);
+}
+
+#[test]
+fn a_servers_first_answer_counts_under_the_first_key_id_alone() {
+    let mut net = Net::new(Setup::default());
+    let now = net.now;
+    assert!(net.client.poll_transmit(now).is_some());
+    let answer = |key_id, own| {
+        let packet = ControlPacket {
+            opcode: Opcode::HardResetServerV2,
+            key_id,
+            session: SessionId::new([7; 8]).unwrap(),
+            acks: Acks::new(&[0]).unwrap(),
+            remote_session: Some(own),
+            packet_id: Some(0),
+            payload: &[],
+        };
+        let mut bytes = Vec::new();
+        packet.write(&mut bytes).unwrap();
+        bytes
+    };
+    let own = net.client.own();
+    for id in 1..=7 {
+        let bytes = answer(KeyId::new(id).unwrap(), own);
+        let dropped = net.client.handle_datagram(now, &bytes);
+        assert_eq!(dropped, Err(Dropped::OtherSession), "{id}");
+        assert_eq!(net.client.remote(), None, "{id}");
+    }
+    let bytes = answer(KeyId::FIRST, own);
+    net.client.handle_datagram(now, &bytes).unwrap();
+    assert!(net.client.remote().is_some());
+}
+
+#[test]
+fn no_token_and_no_password_shows_in_debug_output() {
+    let secret = "SESS_ID_AT_secret";
+    let options = vec!["ping 10".to_owned(), format!("auth-token {secret}")];
+    let peer = PeerNumber::new(3).unwrap();
+    let long = [format!("auth-token {secret}{}", "x".repeat(300))];
+    let challenge = Challenge {
+        echo: true,
+        has_response: true,
+        state: secret.to_owned(),
+        user: "anna".to_owned(),
+        text: "code?".to_owned(),
+    };
+    let mut reader = MessageReader::default();
+    reader.handle_bytes(b"PUSH_REPLY,auth-token SESS_ID_AT_secret").unwrap();
+    let texts = [
+        format!("{:?}", Event::Pushed(options.clone())),
+        format!("{:?}", Acceptance { peer, options: options.clone() }),
+        format!("{:?}", PushUpdateOption::parse(&options[1])),
+        format!("{:?}", push_reply(&options)),
+        format!("{:?} {}", push_reply(&long), push_reply(&long).unwrap_err()),
+        format!("{:?}", push_reply(&[format!("auth-token {secret},")])),
+        format!("{:?}", EndReason::AuthFailed(AuthFailure::Challenge(challenge.clone()))),
+        EndReason::AuthFailed(AuthFailure::Challenge(challenge.clone())).to_string(),
+        format!("{:?}", PasswordForm::parse(challenge.answer("1").expose())),
+        format!("{reader:?} {:?}", reader.handle_bytes(b"").unwrap()),
+    ];
+    for text in texts {
+        assert!(
+            !text.contains(secret) && !text.contains(&format!("{:?}", secret.as_bytes())),
+            "{text}"
+        );
+    }
 }
 
 fn soft_reset(net: &Net, id: KeyId, packet_id: u32) -> Vec<u8> {
