@@ -6,6 +6,7 @@
 
 pub mod config;
 mod core;
+pub mod dco;
 mod devices;
 mod error;
 mod holder;

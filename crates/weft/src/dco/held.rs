@@ -8,19 +8,18 @@ use std::sync::{Arc, Mutex, OnceLock};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use weft_api::{ApiError, ErrorKind};
+use weft_daemon::dco::{DataDevice, DataDeviceError, KernelDevice};
 use weft_engine::dco::{Device, DeviceConfig, Event, MTU_MAX};
 use weft_engine::{DropReason, Work};
 use weft_io::udp::IPV6_MTU_MIN;
-use weft_kernel::ovpn::{OvpnClient, OvpnDeviceSpec, OvpnError, OvpnWatch, Refusal};
+use weft_kernel::ovpn::{OvpnDeviceSpec, OvpnWatch};
 use weft_kernel::{Kernel, KernelError};
 use weft_openvpn::device::{
-    DeletionReason, DeviceError, Mode, Notice, Notification, PeerAttributes, PeerState, Slot,
-    Traffic, rules,
+    DeletionReason, DeviceError, Mode, Notice, Notification, PeerAttributes, Slot, rules,
 };
 
 use super::args::{Carrier, Engine, KeyWords, NewIface, PeerWords};
 use super::json;
-use super::keys::Key;
 use super::lines::Lines;
 use super::peers::{Book, Way};
 use super::sockets::{self, Connection, Reading, Socket, Sockets};
@@ -33,7 +32,8 @@ pub(super) struct Held {
     pub(super) index: u32,
     engine: Engine,
     mode: Mode,
-    pub(super) device: Either,
+    pub(super) device: DataDevice,
+    pub(super) follows: Follows,
     sockets: Sockets,
     /// Not held across an await.
     pub(super) book: Mutex<Book>,
@@ -42,16 +42,12 @@ pub(super) struct Held {
     pub(super) lines: Arc<Lines>,
 }
 
-pub(super) enum Either {
-    Kernel {
-        client: OvpnClient,
-        watch: tokio::sync::Mutex<OvpnWatch>,
-    },
-    Userspace {
-        device: Device,
-        /// Notified when peers have gone without the verb.
-        gone: Arc<Notify>,
-    },
+/// Whence news of the device come.
+pub(super) enum Follows {
+    /// The kernel's notices.
+    Watch(tokio::sync::Mutex<OvpnWatch>),
+    /// Weft's own device, which notifies when peers have gone without the verb.
+    Gone(Arc<Notify>),
 }
 
 /// The transport of a new peer.
@@ -70,7 +66,7 @@ impl Held {
             (None, Ok(())) => Engine::Kernel,
             (None, Err(_)) => Engine::Userspace,
         };
-        let (device, index) = match engine {
+        let (device, follows, index) = match engine {
             Engine::Kernel if words.path_mtu.is_some() => {
                 let text = "the kernel's device has no --path-mtu: give an --mtu that leaves room, or --engine userspace";
                 return Err(ApiError::new(ErrorKind::BadRequest, text));
@@ -84,6 +80,7 @@ impl Held {
             engine,
             mode: words.mode,
             device,
+            follows,
             sockets: Sockets::default(),
             book: Mutex::default(),
             changes: tokio::sync::Mutex::default(),
@@ -97,23 +94,24 @@ impl Held {
         Ok(held)
     }
 
-    async fn new_kernel(words: &NewIface) -> Result<(Either, u32), ApiError> {
-        let client = OvpnClient::open().await.map_err(refused)?;
-        let watch = tokio::sync::Mutex::new(OvpnWatch::open().await.map_err(refused)?);
+    async fn new_kernel(words: &NewIface) -> Result<(DataDevice, Follows, u32), ApiError> {
+        let unasked = |error| refused(DataDeviceError::Kernel(error));
+        let watch = tokio::sync::Mutex::new(OvpnWatch::open().await.map_err(unasked)?);
         let kernel = Kernel::new().map_err(internal)?;
         let spec = OvpnDeviceSpec { name: words.device.clone(), mode: words.mode, own: false };
-        let device = kernel.create_ovpn_device(&spec).await.map_err(|error| match error {
+        let made = kernel.create_ovpn_device(&spec).await.map_err(|error| match error {
             KernelError::NameTaken { name, .. } => name_taken(&name),
             error => conflict(error),
         })?;
-        Ok((Either::Kernel { client, watch }, device.index))
+        let device = DataDevice::Kernel(KernelDevice::new(&made).await.map_err(unasked)?);
+        Ok((device, Follows::Watch(watch), made.index))
     }
 
     fn new_userspace(
         words: &NewIface,
         mtu: u16,
         lines: &Arc<Lines>,
-    ) -> Result<(Either, u32), ApiError> {
+    ) -> Result<(DataDevice, Follows, u32), ApiError> {
         if weft_io::tun::index(&words.device).is_ok() {
             return Err(name_taken(&words.device));
         }
@@ -146,13 +144,13 @@ impl Held {
         let device = Device::open(&config, Arc::new(events)).map_err(internal)?;
         let number = weft_io::tun::index(&words.device).map_err(internal)?;
         let _ = index.set(number);
-        Ok((Either::Userspace { device, gone }, number))
+        Ok((DataDevice::Userspace(device), Follows::Gone(gone), number))
     }
 
     /// The description of the device itself.
     pub(super) fn show(&self) -> Value {
         let mut shown = json!({"name": self.name, "ifindex": self.index, "engine": self.engine});
-        if let Either::Userspace { device, .. } = &self.device {
+        if let DataDevice::Userspace(device) = &self.device {
             let counts = DropReason::ALL.iter().map(|why| (why.name(), device.dropped(*why)));
             shown["drops"] = json::drops(counts);
             shown["long-over-ipv6"] = json!(device.done(Work::LongOverIpv6));
@@ -211,58 +209,38 @@ impl Held {
             self.unmake(words.peer).await;
             return Err(error);
         }
-        lock(&self.book).insert(words.peer, way, words.remote);
+        lock(&self.book).insert(words.peer, way);
         Ok(json!({}))
     }
 
     /// Creates a peer on the device. Returns its transport.
     async fn make(&self, attributes: &PeerAttributes, carried: Carried) -> Result<Way, ApiError> {
-        match (&self.device, carried) {
-            (Either::Kernel { client, .. }, Carried::Udp(socket)) => {
-                let made = client.new_peer(self.index, socket.as_fd(), attributes).await;
-                made.map_err(refused)?;
-                Ok(Way::Udp(socket))
-            }
-            (Either::Kernel { client, .. }, Carried::Tcp(stream)) => {
-                let made = client.new_peer(self.index, stream.as_fd(), attributes).await;
-                made.map_err(refused)?;
-                let reading = Reading { lines: Arc::clone(&self.lines), index: self.index };
-                // Without its connection the kernel deletes the peer again.
+        let socket = match &carried {
+            Carried::Udp(socket) => socket.as_fd(),
+            Carried::Tcp(stream) => stream.as_fd(),
+        };
+        self.device.new_peer(socket, attributes).await.map_err(refused)?;
+        match (carried, self.reading()) {
+            (Carried::Udp(socket), _) => Ok(Way::Udp(socket)),
+            // Without its connection the kernel deletes the peer again.
+            (Carried::Tcp(stream), Some(reading)) => {
                 Ok(Way::Tcp(Connection::new(stream, &reading).map_err(internal)?))
             }
-            (Either::Userspace { device, .. }, Carried::Udp(socket)) => {
-                let own = socket.try_clone().map_err(internal)?;
-                device.new_peer(own.into(), attributes).map_err(device_refused)?;
-                Ok(Way::Udp(socket))
-            }
-            (Either::Userspace { device, .. }, Carried::Tcp(stream)) => {
-                device.new_peer(stream.into(), attributes).map_err(device_refused)?;
-                Ok(Way::Device)
-            }
+            (Carried::Tcp(_), None) => Ok(Way::Device),
         }
     }
 
     /// Deletes a peer that was just created.
     async fn unmake(&self, id: u32) {
-        let deleted = match &self.device {
-            Either::Kernel { client, .. } => {
-                client.delete_peer(self.index, id).await.map_err(refused)
-            }
-            Either::Userspace { device, .. } => device.delete_peer(id).map_err(device_refused),
-        };
-        if let Err(error) = deleted {
-            tracing::warn!(peer = id, error = %error.error, "cannot remove a refused peer");
+        if let Err(error) = self.device.delete_peer(id).await {
+            tracing::warn!(peer = id, %error, "cannot remove a refused peer");
         }
     }
 
     /// The reader for packets that the kernel device leaves on sockets.
     fn reading(&self) -> Option<Reading> {
-        match &self.device {
-            Either::Kernel { .. } => {
-                Some(Reading { lines: Arc::clone(&self.lines), index: self.index })
-            }
-            Either::Userspace { .. } => None,
-        }
+        let reading = || Reading { lines: Arc::clone(&self.lines), index: self.index };
+        self.device.is_kernel().then(reading)
     }
 
     fn stop_reading(&self, stops: impl Fn(u32) -> bool) {
@@ -278,51 +256,27 @@ impl Held {
     pub(super) async fn set_peer(&self, words: &PeerWords) -> Result<Value, ApiError> {
         let attributes = words::attributes(words);
         let _one = self.changes.lock().await;
-        match &self.device {
-            Either::Kernel { client, .. } => {
-                client.set_peer(self.index, &attributes).await.map_err(refused)?;
-            }
-            Either::Userspace { device, .. } => {
-                device.set_peer(&attributes).map_err(device_refused)?;
-            }
-        }
-        if let Some(remote) = words.remote {
-            lock(&self.book).moved(words.peer, remote);
-        }
+        self.device.set_peer(&attributes).await.map_err(refused)?;
         Ok(json!({}))
     }
 
     pub(super) async fn peers(&self, id: Option<u32>) -> Result<Value, ApiError> {
-        let found: Vec<PeerState> = match (&self.device, id) {
-            (Either::Kernel { client, .. }, Some(id)) => {
-                vec![client.peer(self.index, id).await.map_err(refused)?]
-            }
-            (Either::Kernel { client, .. }, None) => {
-                client.peers(self.index).await.map_err(refused)?
-            }
-            (Either::Userspace { device, .. }, Some(id)) => {
-                vec![device.peer(id).map_err(device_refused)?]
-            }
-            (Either::Userspace { device, .. }, None) => device.peers().map_err(device_refused)?,
+        let found = match id {
+            Some(id) => self.device.peer(id).await.map(|peer| vec![peer]),
+            None => self.device.peers().await,
         };
-        Ok(found.iter().map(json::peer).collect())
+        Ok(found.map_err(refused)?.iter().map(json::peer).collect())
     }
 
     pub(super) async fn delete_peer(&self, id: u32) -> Result<Value, ApiError> {
         let _one = self.changes.lock().await;
-        match &self.device {
-            Either::Kernel { client, .. } => {
-                // Without its peer the kernel also leaves data on a connection, which nothing must
-                // read.
-                self.stop_reading(|peer| peer == id);
-                if let Err(error) = client.delete_peer(self.index, id).await {
-                    if !is_gone(&error) {
-                        self.read_again();
-                    }
-                    return Err(refused(error));
-                }
+        // Without its peer the kernel also leaves data on a connection, which nothing must read.
+        self.stop_reading(|peer| peer == id);
+        if let Err(error) = self.device.delete_peer(id).await {
+            if !error.is_gone() {
+                self.read_again();
             }
-            Either::Userspace { device, .. } => device.delete_peer(id).map_err(device_refused)?,
+            return Err(refused(error));
         }
         lock(&self.book).remove(id);
         Ok(json!({}))
@@ -335,76 +289,47 @@ impl Held {
             true => None,
             false => Some(used_keys::record(&words.state_dir, &words::fingerprint(words, &block))?),
         };
-        let mut before = Traffic::default();
-        match (&self.device, words.epoch) {
-            (Either::Kernel { client, .. }, false) => {
-                // If the peer is missing, the next request reports it.
-                let peer = client.peer(self.index, words.peer).await;
-                before = peer.map(|peer| peer.link).unwrap_or_default();
-                client.new_key(self.index, &words::key(words, &block)).await.map_err(refused)?;
-            }
-            (Either::Userspace { device, .. }, false) => {
-                device.new_key(&words::key(words, &block)).map_err(device_refused)?;
-            }
-            (Either::Userspace { device, .. }, true) => {
-                device.new_epochs(words::epochs(words, &block)).map_err(device_refused)?;
-            }
-            (Either::Kernel { .. }, true) => {
+        let installed = match words.epoch {
+            true => self.device.new_epochs(words::epochs(words, &block)),
+            false => self.device.new_key(&words::key(words, &block)).await,
+        };
+        installed.map_err(|error| match error {
+            DataDeviceError::NoEpochs => {
                 let text = "the kernel's device has no epochs: leave --epoch out, or make a device \
                             with --engine userspace";
-                return Err(ApiError::new(ErrorKind::BadRequest, text));
+                ApiError::new(ErrorKind::BadRequest, text)
             }
-        }
+            error => refused(error),
+        })?;
         if let Some(recorded) = recorded {
             recorded.keep();
         }
-        let key = Key::new(words.key_id, words::data_cipher(words.cipher), before);
-        lock(&self.book).set_key(words.peer, words.slot, Some(key));
         Ok(json!({}))
     }
 
     pub(super) async fn key(&self, peer: u32, slot: Slot) -> Result<Value, ApiError> {
-        let state = match &self.device {
-            Either::Kernel { client, .. } => {
-                client.key(self.index, peer, slot).await.map_err(refused)?
-            }
-            Either::Userspace { device, .. } => device.key(peer, slot).map_err(device_refused)?,
-        };
+        let state = self.device.key(peer, slot).await.map_err(refused)?;
         Ok(json::key(peer, slot.name(), state))
     }
 
     pub(super) async fn swap_keys(&self, peer: u32) -> Result<Value, ApiError> {
         let _one = self.changes.lock().await;
-        match &self.device {
-            Either::Kernel { client, .. } => {
-                client.swap_keys(self.index, peer).await.map_err(refused)?;
-            }
-            Either::Userspace { device, .. } => device.swap_keys(peer).map_err(device_refused)?,
-        }
-        lock(&self.book).swap_keys(peer);
+        self.device.swap_keys(peer).await.map_err(refused)?;
         Ok(json!({}))
     }
 
     pub(super) async fn delete_key(&self, peer: u32, slot: Slot) -> Result<Value, ApiError> {
         let _one = self.changes.lock().await;
-        match &self.device {
-            Either::Kernel { client, .. } => {
-                client.delete_key(self.index, peer, slot).await.map_err(refused)?;
-            }
-            Either::Userspace { device, .. } => {
-                device.delete_key(peer, slot).map_err(device_refused)?;
-            }
-        }
-        lock(&self.book).set_key(peer, slot, None);
+        self.device.delete_key(peer, slot).await.map_err(refused)?;
         Ok(json!({}))
     }
 
     /// Sends a packet of the control channel.
     pub(super) async fn packet(&self, peer: u32, packet: &[u8]) -> Result<Value, ApiError> {
         match &self.device {
-            Either::Kernel { client, .. } => {
+            DataDevice::Kernel(_) => {
                 let length = rules::control_packet(packet).map_err(device_refused)?;
-                let remote = client.peer(self.index, peer).await.map_err(refused)?.remote;
+                let remote = self.device.peer(peer).await.map_err(refused)?.remote;
                 let (connection, socket) = {
                     let book = lock(&self.book);
                     (book.stream(peer), book.socket(peer))
@@ -423,7 +348,7 @@ impl Held {
                     ApiError::new(ErrorKind::Unavailable, text)
                 })?;
             }
-            Either::Userspace { device, .. } => {
+            DataDevice::Userspace(device) => {
                 device.send_packet(peer, packet).map_err(device_refused)?;
             }
         }
@@ -443,17 +368,12 @@ fn fitting(mtu: u32) -> Result<u16, ApiError> {
     })
 }
 
-/// Whether the subject of a request no longer exists.
-pub(super) fn is_gone(error: &OvpnError) -> bool {
-    matches!(error.refusal(), Some(Refusal::Absent | Refusal::NoDevice))
-}
-
-fn refused(error: OvpnError) -> ApiError {
+fn refused(error: DataDeviceError) -> ApiError {
     ApiError::new(kind(error.errno()), error)
 }
 
 fn device_refused(error: DeviceError) -> ApiError {
-    ApiError::new(kind(Some(error.errno())), error)
+    refused(error.into())
 }
 
 /// The meaning of a device's error number for the caller.

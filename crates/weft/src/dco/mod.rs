@@ -10,8 +10,6 @@ mod follow;
 mod held;
 mod holder;
 mod json;
-mod keys;
-mod limits;
 mod lines;
 mod peers;
 mod requests;
@@ -23,7 +21,7 @@ mod words;
 
 pub use args::{Carrier, CipherWord, KeyWords, PeerWords, SideWord};
 pub use args::{DcoCommand, Engine};
-pub(crate) use keys::Key;
 pub use requests::{DeviceCall, Request};
+pub(crate) use task::OwnedTask;
 pub use verbs::ask_all;
 pub(crate) use verbs::run;

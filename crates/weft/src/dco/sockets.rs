@@ -105,11 +105,6 @@ impl Socket {
     pub(super) fn send_to(&self, packet: &[u8], remote: SocketAddr) -> io::Result<usize> {
         self.socket.send_to(packet, remote)
     }
-
-    /// Another descriptor of it.
-    pub(super) fn try_clone(&self) -> io::Result<UdpSocket> {
-        self.socket.try_clone()
-    }
 }
 
 impl AsFd for Socket {

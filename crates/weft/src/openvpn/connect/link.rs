@@ -22,8 +22,6 @@ use super::tunnel::News;
 use super::wire::Wire;
 use crate::dco::Engine;
 
-/// How often the use of keys in the kernel's device is read.
-const USAGE_READING: Duration = Duration::from_secs(2);
 /// How long the last words may take.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
 /// The longest wait for anything, which then looks again.
@@ -71,7 +69,6 @@ enum Input {
     News(anyhow::Result<News>),
     Wish(Wish),
     Answer(anyhow::Result<Secret>),
-    Usage,
     Due,
 }
 
@@ -109,7 +106,6 @@ impl<'a> Link<'a> {
     /// # Errors
     /// Why nothing else is to be tried.
     pub(super) async fn run(&mut self) -> anyhow::Result<Outcome> {
-        let mut reads_usage_at = Instant::now() + USAGE_READING;
         loop {
             if let Some(outcome) = self.settle().await? {
                 return Ok(outcome);
@@ -120,7 +116,7 @@ impl<'a> Link<'a> {
                 self.holdings.report.warn(&format!("no answer from {address}"));
                 return Ok(Outcome::Next(Advance::Address, Duration::ZERO));
             }
-            let input = self.input(reads_usage_at).await;
+            let input = self.input().await;
             let now = Instant::now();
             match input {
                 // What is wrong with a packet is its sender's business; it comes again.
@@ -139,23 +135,16 @@ impl<'a> Link<'a> {
                     let answer = Message::ChallengeResponse(answer?);
                     self.session.send(now, &answer)?;
                 }
-                Input::Usage => {
-                    reads_usage_at = now + USAGE_READING;
-                    if self.holdings.tunnel.end_used_up().await {
-                        self.renew();
-                    }
-                }
                 Input::Due => self.session.handle_timeout(now),
             }
         }
     }
 
-    async fn input(&mut self, reads_usage_at: Instant) -> Input {
+    async fn input(&mut self) -> Input {
         let now = Instant::now();
         let due = self.session.poll_timeout(now).unwrap_or(now + WAIT_MAX);
         let silent = self.session.remote().is_none().then_some(self.answers_by);
         let due = due.min(silent.unwrap_or(due)).min(now + WAIT_MAX);
-        let reads_usage = self.holdings.tunnel.engine == Engine::Kernel && self.is_connected;
         if let (None, Some((text, echo))) = (&self.answer, self.questions.front().cloned()) {
             self.questions.pop_front();
             self.answer = Some(Box::pin(async move { ask(&text, echo).await }));
@@ -178,7 +167,6 @@ impl<'a> Link<'a> {
             packet = packet => Input::Packet(packet),
             news = self.holdings.tunnel.next() => Input::News(news),
             answer = answer => Input::Answer(answer),
-            () = tokio::time::sleep_until(reads_usage_at.into()), if reads_usage => Input::Usage,
             () = tokio::time::sleep_until(due.into()) => Input::Due,
         }
     }
@@ -498,14 +486,14 @@ impl<'a> Link<'a> {
             if self.session.is_drained(now) {
                 return;
             }
-            match self.input(now + WAIT_MAX).await {
+            match self.input().await {
                 Input::Packet(Ok(packet)) => {
                     let _ = self.session.handle_datagram(now, &packet);
                 }
                 Input::News(Ok(News::Control(packet))) => {
                     let _ = self.session.handle_datagram(now, &packet);
                 }
-                Input::Due | Input::Usage => {}
+                Input::Due => {}
                 _ => return,
             }
         }

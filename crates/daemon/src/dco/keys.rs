@@ -6,30 +6,30 @@ use weft_openvpn::device::Traffic;
 
 /// A key in a slot of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key {
+pub(super) struct Key {
     /// The key id in its packets.
-    pub(crate) id: u32,
-    pub(crate) cipher: DataCipher,
+    pub(super) id: u32,
+    pub(super) cipher: DataCipher,
     /// Sealed traffic to and from the peer when the key was installed.
-    pub(crate) before: Traffic,
+    pub(super) before: Traffic,
     /// Blocks counted as used by then.
-    pub(crate) done: u64,
+    pub(super) done: u64,
 }
 
 impl Key {
     /// A key that is installed now.
-    pub(crate) fn new(id: u32, cipher: DataCipher, before: Traffic) -> Self {
+    pub(super) fn new(id: u32, cipher: DataCipher, before: Traffic) -> Self {
         Self { id, cipher, before, done: done_before() }
     }
 
     /// Whether the cipher has a usage limit.
-    pub(crate) const fn is_limited(&self) -> bool {
+    pub(super) const fn is_limited(&self) -> bool {
         usage::blocks_max(self.cipher).is_some()
     }
 
     /// Whether it has reached its limit, as far as counters tell. They do not tell which of a peer's keys a
     /// packet used, so each key counts all.
-    pub(crate) fn is_used_up(&self, now: &Traffic) -> bool {
+    pub(super) fn is_used_up(&self, now: &Traffic) -> bool {
         let used_up = |packets: [u64; 2], bytes: [u64; 2]| {
             let since = |[before, now]: [u64; 2]| now.saturating_sub(before);
             let blocks = usage::blocks_at_most(since(packets), since(bytes));
