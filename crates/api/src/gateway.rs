@@ -35,6 +35,21 @@ pub struct ServeRequest {
     pub ping_s: Option<u32>,
     /// Seconds without a packet after which a client connects again; the host waits twice as long. `None`: 60.
     pub ping_restart_s: Option<u32>,
+    /// What is to move clients' packets.
+    pub engine: ServeEngine,
+}
+
+/// What is to move the packets of OpenVPN clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ServeEngine {
+    /// The kernel's `ovpn` device where there is one, else Weft's own.
+    #[default]
+    Auto,
+    /// The kernel's alone.
+    Kernel,
+    /// Weft's own alone.
+    Userspace,
 }
 
 /// The gateway of a host.
@@ -50,8 +65,11 @@ pub struct Gateway {
     pub network: String,
     /// This host's own addresses on it.
     pub addresses: Vec<IpNet>,
-    /// What moves clients' packets: `userspace`.
+    /// What moves clients' packets: `kernel` or `userspace`.
     pub engine: String,
+    /// Why the kernel does not move them, where it was to be tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine_reason: Option<String>,
     /// Clients that are connected.
     pub clients: usize,
     /// Packets dropped, by reason.
@@ -69,7 +87,7 @@ pub struct VpnClient {
     pub real_address: SocketAddr,
     /// The cipher of its packets.
     pub cipher: String,
-    /// What moves its packets: `userspace`.
+    /// What moves its packets: `kernel` or `userspace`.
     pub engine: String,
     /// Bytes of IP packets from it.
     pub bytes_in: u64,

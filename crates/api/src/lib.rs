@@ -18,7 +18,7 @@ pub use call::Call;
 pub use client::{Client, ClientError, socket_path};
 pub use error::{ApiError, ErrorKind};
 pub use gateway::{
-    Authority, ClientProfile, ClientRequest, Gateway, Revoked, ServeRequest, VpnClient,
+    Authority, ClientProfile, ClientRequest, Gateway, Revoked, ServeEngine, ServeRequest, VpnClient,
 };
 pub use http::{HttpError, HttpLimits, HttpLines, HttpRequest};
 pub use networks::{Network, NetworkCreateRequest, NetworkHost, NetworkRemoveRequest};

@@ -47,6 +47,7 @@ use crate::{
     firewall::guard::{Guard, GuardCounters},
     firewall::port_locks::{LockCounts, PortLocks},
     handle::Kernel,
+    net::devices::CLIENTS_DEVICE,
     switch::groups::{GroupCounts, GroupLimit},
     switch::port_lock::PortLock,
 };
@@ -406,7 +407,7 @@ fn patience(took: Duration) -> Duration {
 }
 
 /// Removes all that Weft made in this kernel, whether a daemon ran before or not. It begins with SAs and policies,
-/// the switch with its devices and the containers' interfaces, and the data channel's device. The guard is last.
+/// the switch with its devices and the containers' interfaces, and the data channels' devices. The guard is last.
 ///
 /// # Errors
 /// The kernel's first refusal; the rest of Weft's objects is removed as far as possible.
@@ -417,6 +418,7 @@ pub async fn remove_all(kernel: &Kernel, device: &str) -> Result<(), KernelError
     };
     let switch = switch::remove(kernel, device).await;
     let channel = kernel.remove_device(DATA_CHANNEL_DEVICE).await.map(|_| ());
+    let clients = kernel.remove_device(CLIENTS_DEVICE).await.map(|_| ());
     let locks = unless_missing(PortLocks::remove(kernel).await);
     let limit = unless_missing(GroupLimit::new(kernel.clone(), &[])?.remove().await);
     // A device that is still there stays guarded.
@@ -424,7 +426,7 @@ pub async fn remove_all(kernel: &Kernel, device: &str) -> Result<(), KernelError
         (Ok(()), Ok(())) => unless_missing(Guard::new(kernel.clone(), &[]).remove().await),
         _ => Ok(()),
     };
-    [ipsec, switch, channel, locks, limit, guard].into_iter().collect()
+    [ipsec, switch, channel, clients, locks, limit, guard].into_iter().collect()
 }
 
 /// Without the program there never was a table.

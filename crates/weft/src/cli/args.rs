@@ -10,7 +10,7 @@ use weft_daemon::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, WORKERS_MAX};
 
 use crate::dco::DcoCommand;
 use crate::doctor::DoctorOptions;
-use crate::openvpn::connect::OpenvpnConnectArgs;
+use crate::openvpn::connect::{OpenvpnConnectArgs, TunnelEngine};
 
 /// Weft: an encrypted network for containers and hosts.
 #[derive(Debug, Parser)]
@@ -320,6 +320,9 @@ pub struct OpenvpnServeArgs {
     /// Seconds without a packet after which a client connects again (default: 60)
     #[arg(long, value_name = "SECONDS")]
     pub ping_restart: Option<u32>,
+    /// What moves clients' packets
+    #[arg(long, value_enum, value_name = "ENGINE", default_value = "auto")]
+    pub engine: TunnelEngine,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -136,9 +136,11 @@ async fn expose(args: ExposeArgs, daemon: &Client) -> anyhow::Result<()> {
 async fn openvpn(command: OpenvpnCommand, daemon: &Client) -> anyhow::Result<()> {
     match command {
         OpenvpnCommand::Serve(args) => {
-            let OpenvpnServeArgs { listen, remote, network, ping, ping_restart, json } = args;
-            let (ping_s, ping_restart_s) = (ping, ping_restart);
-            let request = ServeRequest { listen, network, remotes: remote, ping_s, ping_restart_s };
+            let OpenvpnServeArgs { listen, remote, network, ping, ping_restart, engine, json } =
+                args;
+            let (ping_s, ping_restart_s, engine) = (ping, ping_restart, engine.served());
+            let remotes = remote;
+            let request = ServeRequest { listen, network, remotes, ping_s, ping_restart_s, engine };
             let gateway: Gateway = daemon.call::<call::Serve>(&request).await?;
             output::print(json, &gateway, output::gateway)
         }

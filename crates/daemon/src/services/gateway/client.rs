@@ -10,6 +10,7 @@ use weft_openvpn::messages::Message;
 use weft_openvpn::session::{Acceptance, Session};
 
 use super::authority::Holder;
+use super::device::NewPeer;
 
 /// Datagrams of a client that wait for a thread; it sends those again that are dropped.
 const DATAGRAMS_MAX: usize = 16;
@@ -18,7 +19,8 @@ const DATAGRAMS_MAX: usize = 16;
 pub(super) enum Todo {
     Datagram(Vec<u8>),
     Timeout,
-    Accept(Acceptance),
+    /// Make the client a peer, and let it in.
+    Join(Box<NewPeer>, Acceptance),
     Deny(String),
     Close(Message),
     Moved(SocketAddr),

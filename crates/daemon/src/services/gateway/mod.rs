@@ -19,13 +19,14 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_api::{
-    ApiError, Attachment, ClientProfile, ErrorKind, ExposeRequest, Revoked, ServeRequest, VpnClient,
+    ApiError, Attachment, ClientProfile, ErrorKind, ExposeRequest, Revoked, ServeEngine,
+    ServeRequest, VpnClient,
 };
 use weft_engine::dco::Event;
 use weft_kernel::{CLIENTS_DEVICE, ClientRules, ClientsSpec, Kernel, KernelError};
 use weft_openvpn::gate::{Gate, GateConfig};
 use weft_openvpn::key_method::LinkOptions;
-use weft_openvpn::negotiation::{DEFAULT_CIPHERS, ServerPolicy};
+use weft_openvpn::negotiation::ServerPolicy;
 use weft_openvpn::session::{ServerOptions, Timing};
 
 use self::authority::{Authority, AuthorityError};
@@ -67,6 +68,9 @@ struct Wanted {
     remotes: Vec<String>,
     ping_s: u32,
     ping_restart_s: u32,
+    /// What moves clients' packets. Files of earlier versions do not say.
+    #[serde(default)]
+    engine: ServeEngine,
 }
 
 /// What the gateway does now.
@@ -352,7 +356,7 @@ impl Gateway {
     /// The wish of a request, once it is found to be possible.
     async fn checked(&self, request: ServeRequest) -> Result<Wanted, ApiError> {
         let bad = |text: String| Err(ApiError::new(ErrorKind::BadRequest, text));
-        let ServeRequest { listen, network, remotes, ping_s, ping_restart_s } = request;
+        let ServeRequest { listen, network, remotes, ping_s, ping_restart_s, engine } = request;
         if listen.len() > LISTEN_MAX || remotes.len() > LISTEN_MAX {
             return bad(format!("at most {LISTEN_MAX} addresses to listen on, and as many places"));
         }
@@ -367,7 +371,7 @@ impl Gateway {
             ));
         }
         let network = self.networks.join(network.as_deref()).await?.name;
-        Ok(Wanted { listen, network, remotes, ping_s, ping_restart_s: restart_s })
+        Ok(Wanted { listen, network, remotes, ping_s, ping_restart_s: restart_s, engine })
     }
 
     /// Waits until the service serves so, or says why it cannot.
@@ -400,11 +404,11 @@ impl Gateway {
         let authority = self.authority_now().ok_or_else(no_authority)?;
         let client_keys = Some(Arc::new(authority.wrapping_key().map_err(refusal)?));
         let tls = authority.tls().map_err(refusal)?;
-        let opened = wanted.clone();
-        // The engine tests the kernel's offloads.
-        let opened = tokio::task::spawn_blocking(move || DataChannel::open(&opened)).await;
-        let opened = opened.map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
+        let opened = DataChannel::open(wanted, &self.kernel).await;
         let (channel, events) = opened.map_err(|error| conflict(error.to_string()))?;
+        if let Some(reason) = channel.reason() {
+            tracing::info!(reason, "the kernel does not move packets of OpenVPN clients");
+        }
         let has_ipv6 = self.kernel.forwarding().is_ok_and(|forwarding| forwarding.ipv6);
         let own = host.addresses.clone();
         let inside = Inside {
@@ -418,14 +422,15 @@ impl Gateway {
         }
         let config = GateConfig { wrap: None, client_keys, ..GateConfig::default() };
         let threads_max = std::thread::available_parallelism().map_or(1, usize::from);
+        let ciphers = channel.ciphers();
         let begun = Begun {
-            channel,
+            channel: Arc::new(channel),
             gate: Gate::new(Instant::now(), config, &rand::random()),
             options: ServerOptions {
                 tls,
                 timing: Timing::default(),
                 policy: ServerPolicy {
-                    ciphers: DEFAULT_CIPHERS.to_vec(),
+                    ciphers,
                     fallback: None,
                     has_epochs: false,
                     has_dynamic_tls_crypt: true,
@@ -494,7 +499,8 @@ async fn serve_once(
         listen: begun.channel.listens(),
         network: now.network.clone(),
         addresses: begun.inside.own.clone(),
-        engine: "userspace".into(),
+        engine: begun.channel.engine().into(),
+        engine_reason: begun.channel.reason().cloned(),
         clients: 0,
         drops: BTreeMap::new(),
     };
@@ -506,8 +512,9 @@ async fn serve_once(
 }
 
 /// Ends what the gateway has set up on the host: on its interface on a network, or on that of network `weft`, where the
-/// last daemon may have left it. The device has gone with its owner.
+/// last daemon may have left it. Weft's own device has gone with its owner; the kernel's is removed here.
 async fn tidy(gateway: &Gateway, network: Option<String>) {
+    device::remove_leftover(&gateway.kernel).await;
     let network = network.unwrap_or_else(|| NETWORK.to_owned());
     let Ok(network) = gateway.networks.join(Some(&network)).await else { return };
     if let Err(error) = gateway.kernel.forget_clients(&exposed_on(network.vni)).await {

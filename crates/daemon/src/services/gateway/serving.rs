@@ -22,7 +22,7 @@ use weft_openvpn::messages::{AuthFailure, Message};
 use weft_openvpn::session::{Acceptance, ServerOptions, Session, session_of};
 
 use super::client::{Client, Stage, Todo};
-use super::device::{DataChannel, MTU, NewPeer};
+use super::device::{DataChannel, KeyChange, MTU, NewPeer};
 use super::push::Inside;
 use super::{Gateway, Wanted};
 use crate::services::networks::OnNetwork;
@@ -60,7 +60,7 @@ pub(super) struct Inputs<'a> {
 
 /// The parts that are made before the first packet.
 pub(super) struct Begun {
-    pub(super) channel: DataChannel,
+    pub(super) channel: Arc<DataChannel>,
     pub(super) gate: Gate,
     pub(super) options: ServerOptions,
     pub(super) network: OnNetwork,
@@ -72,13 +72,28 @@ pub(super) struct Begun {
     pub(super) threads_max: usize,
 }
 
-/// A session that comes back from a thread.
+/// A session that comes back from a thread, or after the device has done what it asked for.
 struct Done {
     number: u32,
     /// `None`: it could not begin.
     session: Option<Box<Session>>,
-    /// Why the datagram was dropped.
-    dropped: Option<&'static str>,
+    then: Then,
+}
+
+/// What became of a session meanwhile.
+enum Then {
+    /// It took a datagram, or began.
+    Ran,
+    /// The datagram was dropped, for this reason.
+    Dropped(&'static str),
+    /// Its client is the device's peer: it is to be let in so.
+    Joined(Acceptance),
+    /// The device does not take its client.
+    NotJoined,
+    /// The device has its keys.
+    Keyed,
+    /// The device does not take its keys.
+    NotKeyed,
 }
 
 /// One input.
@@ -105,6 +120,8 @@ pub(super) struct Serving {
     /// Clients that wait for a thread.
     ready: VecDeque<u32>,
     jobs: JoinSet<Done>,
+    /// Sessions whose device is being asked.
+    changes: JoinSet<Done>,
     given: JoinSet<(u32, Result<Vec<IpAddr>, String>)>,
     routing: JoinSet<(BTreeSet<IpAddr>, Result<(), KernelError>)>,
     /// The host's routes are not as wanted.
@@ -126,6 +143,7 @@ impl Serving {
             timers: BTreeSet::new(),
             ready: VecDeque::new(),
             jobs: JoinSet::new(),
+            changes: JoinSet::new(),
             given: JoinSet::new(),
             routing: JoinSet::new(),
             is_unrouted: true,
@@ -173,6 +191,7 @@ impl Serving {
             Some(command) = inputs.commands.recv() => Input::Command(command),
             _ = inputs.wanted.changed() => Input::Changed,
             Some(done) = self.jobs.join_next() => Input::Done(done),
+            Some(done) = self.changes.join_next() => Input::Done(done),
             Some(given) = self.given.join_next() => Input::Given(given),
             Some(routed) = self.routing.join_next() => Input::Routed(routed),
             () = tokio::time::sleep_until(at.into()) => Input::Timer,
@@ -246,7 +265,7 @@ impl Serving {
             let (now, unix_s) = (Instant::now(), unix_s());
             let session = Session::admit(now, unix_s, admission, options, source, &seed);
             let session = session.inspect_err(|error| tracing::warn!(%error, "no session"));
-            Done { number, session: session.ok().map(Box::new), dropped: None }
+            Done { number, session: session.ok().map(Box::new), then: Then::Ran }
         });
     }
 
@@ -287,13 +306,19 @@ impl Serving {
                 Some(Todo::Datagram(packet)) => {
                     self.jobs.spawn_blocking(move || {
                         let handled = session.handle_datagram(Instant::now(), &packet);
-                        let dropped = handled.err().map(|error| {
-                            tracing::debug!(%error, "dropped a packet of the control channel");
-                            "control_packet_refused"
-                        });
-                        Done { number, session: Some(session), dropped }
+                        let then = handled.map_or_else(
+                            |error| {
+                                tracing::debug!(%error, "dropped a packet of the control channel");
+                                Then::Dropped("control_packet_refused")
+                            },
+                            |()| Then::Ran,
+                        );
+                        Done { number, session: Some(session), then }
                     });
                     return;
+                }
+                Some(Todo::Join(new, acceptance)) => {
+                    return self.join(number, session, new, acceptance);
                 }
                 Some(todo) => self.do_now(number, session, todo),
                 None => client.session = Some(session),
@@ -304,13 +329,8 @@ impl Serving {
     fn do_now(&mut self, number: u32, mut session: Box<Session>, todo: Todo) {
         let now = Instant::now();
         match todo {
-            Todo::Datagram(_) => {}
+            Todo::Datagram(_) | Todo::Join(..) => {}
             Todo::Timeout => session.handle_timeout(now),
-            Todo::Accept(acceptance) => {
-                if let Err(error) = session.accept(now, acceptance) {
-                    tracing::debug!(%error, "a client left before it was let in");
-                }
-            }
             Todo::Deny(text) => {
                 // One that is over by now needs no answer.
                 let _ = session.deny(now, AuthFailure::Text(text));
@@ -326,20 +346,47 @@ impl Serving {
         self.settle(number, session);
     }
 
-    /// A thread is done with a session.
+    /// Makes a client a peer of the device.
+    fn join(
+        &mut self,
+        number: u32,
+        session: Box<Session>,
+        new: Box<NewPeer>,
+        acceptance: Acceptance,
+    ) {
+        let channel = Arc::clone(&self.begun.channel);
+        self.changes.spawn(async move {
+            let then = match channel.new_peer(&new).await {
+                Ok(()) => Then::Joined(acceptance),
+                Err(error) => {
+                    tracing::warn!(%error, "the device does not take a client");
+                    Then::NotJoined
+                }
+            };
+            Done { number, session: Some(session), then }
+        });
+    }
+
+    /// A thread, or the device, is done with a session.
     fn take_back(&mut self, done: Done) {
-        let Done { number, session, dropped } = done;
-        if let Some(reason) = dropped {
-            self.count(reason);
-        }
-        match session {
-            Some(session) if self.clients.contains_key(&number) => {
+        let Done { number, session, then } = done;
+        let client = self.clients.get(&number);
+        match (session, client) {
+            (Some(mut session), Some(client)) => {
+                // It may have been ended while the device made it a peer.
+                if matches!(then, Then::Joined(_)) && !client.is_peer() {
+                    self.begun.channel.remove_peer(number);
+                }
+                self.go_on(&mut session, then);
                 self.settle(number, session);
                 self.work(number);
             }
             // It was ended meanwhile.
-            Some(_) => {}
-            None => self.forget(number),
+            (Some(_), None) if matches!(then, Then::Joined(_)) => {
+                self.begun.channel.remove_peer(number);
+            }
+            (Some(_), None) => {}
+            (None, _) => self.forget(number),
         }
         while self.jobs.len() < self.begun.threads_max
             && let Some(next) = self.ready.pop_front()
@@ -351,10 +398,39 @@ impl Serving {
         }
     }
 
+    /// Tells a session what became of what it had asked for.
+    fn go_on(&mut self, session: &mut Session, then: Then) {
+        let now = Instant::now();
+        match then {
+            Then::Ran | Then::Keyed => {}
+            Then::Dropped(reason) => self.count(reason),
+            Then::Joined(acceptance) => {
+                if let Err(error) = session.accept(now, acceptance) {
+                    tracing::debug!(%error, "a client left before it was let in");
+                }
+            }
+            Then::NotJoined => {
+                let text = "The gateway cannot take more clients".to_owned();
+                // One that is over by now needs no answer.
+                let _ = session.deny(now, AuthFailure::Text(text));
+            }
+            // A client whose keys the device does not take is told to connect again.
+            Then::NotKeyed => {
+                let text = "the gateway lost the key".to_owned();
+                let restart = Message::Restart { preserve: true, next_remote: false, text };
+                session.close(now, &restart);
+            }
+        }
+    }
+
     /// Carries out what a session asks for, sends what it has to send, and notes when it wants to be called.
     fn settle(&mut self, number: u32, mut session: Box<Session>) {
+        let mut changes = Vec::new();
         while let Some(event) = session.poll_event() {
-            self.handle_session_event(number, &mut session, event);
+            changes.extend(self.handle_session_event(number, &mut session, event));
+        }
+        if !changes.is_empty() && self.clients.contains_key(&number) {
+            return self.change_keys(number, session, changes);
         }
         let now = Instant::now();
         let Some(client) = self.clients.get_mut(&number) else { return };
@@ -373,6 +449,25 @@ impl Serving {
         if let Some(timer) = timer {
             self.timers.insert((timer, number));
         }
+    }
+
+    /// Has the device change a client's keys. The session's packets wait for that: with them the other end begins to use
+    /// a key.
+    fn change_keys(&mut self, number: u32, session: Box<Session>, changes: Vec<KeyChange>) {
+        let channel = Arc::clone(&self.begun.channel);
+        self.changes.spawn(async move {
+            let then = match channel.change_keys(number, &changes).await {
+                Ok(()) => Then::Keyed,
+                // Its peer has ended meanwhile.
+                Err(error) if error.is_gone() => Then::NotKeyed,
+                Err(error) => {
+                    let from = session.address();
+                    tracing::warn!(%error, %from, "the device does not take a client's key");
+                    Then::NotKeyed
+                }
+            };
+            Done { number, session: Some(session), then }
+        });
     }
 
     fn handle_timers(&mut self) {
@@ -467,12 +562,8 @@ impl Serving {
         client.stage = Stage::Peer { known, is_connected: false };
         // One session for each name: the newest.
         self.forget_others(number, &name);
-        if let Err(error) = self.begun.channel.new_peer(&new) {
-            tracing::warn!(%error, client = name, "the device does not take a client");
-            return self.ask(number, Todo::Deny("The gateway cannot take more clients".into()));
-        }
         let Some(peer) = weft_openvpn::data::PeerNumber::new(number) else { return };
-        self.ask(number, Todo::Accept(Acceptance { peer, options }));
+        self.ask(number, Todo::Join(Box::new(new), Acceptance { peer, options }));
     }
 
     fn forget_others(&mut self, number: u32, name: &str) {
@@ -531,7 +622,7 @@ impl Serving {
 
     fn handle_command(&mut self, command: Command) {
         match command {
-            Command::List { reply } => _ = reply.send(self.list()),
+            Command::List { reply } => self.list(reply),
             Command::End { name, reply } => _ = reply.send(self.end(&name)),
             Command::Look { reply } => {
                 let own = self.drops.iter().map(|(reason, count)| (*reason, *count));
@@ -557,28 +648,39 @@ impl Serving {
         its.iter().any(|(_, was_connected)| *was_connected)
     }
 
-    fn list(&self) -> Vec<VpnClient> {
+    /// Lists the connected clients, once the device has told its counters.
+    fn list(&self, reply: oneshot::Sender<Vec<VpnClient>>) {
         let connected = self.clients.iter().filter(|(_, client)| client.is_connected());
+        let engine = self.begun.channel.engine();
         let line = |(number, client): (&u32, &Client)| {
             let known = client.known()?;
-            let vpn = self.begun.channel.peer(*number).map(|peer| peer.vpn).unwrap_or_default();
-            Some(VpnClient {
+            let shown = VpnClient {
                 name: known.holder.name.clone(),
                 addresses: known.addresses.clone(),
                 real_address: client.address,
                 cipher: known.cipher.to_owned(),
-                engine: "userspace".into(),
-                bytes_in: vpn.rx_bytes,
-                bytes_out: vpn.tx_bytes,
+                engine: engine.to_owned(),
+                bytes_in: 0,
+                bytes_out: 0,
                 since: timestamp::format(known.since),
                 last_handshake: timestamp::format(known.last_handshake),
                 version: known.info.version().map(str::to_owned),
                 platform: known.info.platform().map(str::to_owned),
-            })
+            };
+            Some((*number, shown))
         };
-        let mut list: Vec<VpnClient> = connected.filter_map(line).collect();
-        list.sort_by(|one, other| one.name.cmp(&other.name));
-        list
+        let mut shown: BTreeMap<u32, VpnClient> = connected.filter_map(line).collect();
+        let channel = Arc::clone(&self.begun.channel);
+        tokio::spawn(async move {
+            for peer in channel.peers().await {
+                if let Some(line) = shown.get_mut(&peer.id) {
+                    (line.bytes_in, line.bytes_out) = (peer.vpn.rx_bytes, peer.vpn.tx_bytes);
+                }
+            }
+            let mut list: Vec<VpnClient> = shown.into_values().collect();
+            list.sort_by(|one, other| one.name.cmp(&other.name));
+            let _ = reply.send(list);
+        });
     }
 }
 

@@ -14,7 +14,7 @@ pub(in crate::cli) fn authority(authority: &Authority) -> String {
 }
 
 pub(in crate::cli) fn gateway(gateway: &Gateway) -> String {
-    let Gateway { state, reason, listen, network, clients, .. } = gateway;
+    let Gateway { state, reason, listen, network, clients, engine, engine_reason, .. } = gateway;
     if state == "off" {
         return "no OpenVPN clients are served".into();
     }
@@ -25,6 +25,12 @@ pub(in crate::cli) fn gateway(gateway: &Gateway) -> String {
         let _ = write!(text, " on UDP {}", listen.join(", "));
     }
     let _ = write!(text, ", network {network}, {clients} clients");
+    if !engine.is_empty() {
+        let _ = write!(text, ", {engine} engine");
+    }
+    if let Some(reason) = engine_reason {
+        let _ = write!(text, " (not the kernel's: {reason})");
+    }
     text
 }
 

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
-pub use args::OpenvpnConnectArgs;
+pub use args::{OpenvpnConnectArgs, TunnelEngine};
 
 use client::Client;
 use report::Report;

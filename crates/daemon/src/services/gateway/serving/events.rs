@@ -4,13 +4,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use weft_openvpn::device::{DeviceError, Slot};
-use weft_openvpn::messages::{AuthFailure, Message};
-use weft_openvpn::session::{Acceptance, AuthRequest, DataKeys, EndReason, Event, Session};
+use weft_openvpn::messages::AuthFailure;
+use weft_openvpn::session::{Acceptance, AuthRequest, EndReason, Event, Session};
 
 use super::Serving;
 use crate::services::gateway::authority::{Holder, holder_of};
 use crate::services::gateway::client::{Known, Stage, Todo};
+use crate::services::gateway::device::KeyChange;
 use crate::services::gateway::owner_of;
 
 /// What a refused client shows to its user.
@@ -20,12 +20,13 @@ const OTHER_NAME: &str = "The certificate is another client's";
 const NO_ADDRESS: &str = "The gateway has no address for this client now";
 
 impl Serving {
+    /// Does what a session tells; returns a change of its client's keys that is to be made.
     pub(super) fn handle_session_event(
         &mut self,
         number: u32,
         session: &mut Session,
         event: Event,
-    ) {
+    ) -> Option<KeyChange> {
         match event {
             Event::Authenticate(request) => {
                 if let Err(why) = self.judge(number, session, &request) {
@@ -33,15 +34,9 @@ impl Serving {
                     let _ = session.deny(Instant::now(), AuthFailure::Text(why.into()));
                 }
             }
-            Event::InstallKey(slot, keys) => self.install(number, session, slot, &keys),
-            Event::SwapKeys => {
-                let swapped = self.begun.channel.swap_keys(number);
-                self.end_if_refused(session, swapped);
-            }
-            Event::RemoveSecondaryKey => {
-                let removed = self.begun.channel.remove_secondary(number);
-                self.end_if_refused(session, removed);
-            }
+            Event::InstallKey(slot, keys) => return Some(KeyChange::Install(slot, keys)),
+            Event::SwapKeys => return Some(KeyChange::Swap),
+            Event::RemoveSecondaryKey => return Some(KeyChange::RemoveSecondary),
             Event::Connected => self.connected(number),
             // Nothing that a client says beyond that concerns the gateway.
             Event::Pushed(_) | Event::Message(_) => {}
@@ -53,6 +48,7 @@ impl Serving {
                 self.leave(number);
             }
         }
+        None
     }
 
     /// Begins to let a client in that has shown who it is, or goes on with it; the text says why not.
@@ -136,20 +132,6 @@ impl Serving {
             }
             Some(why) => self.ask(number, Todo::Deny(why.into())),
         }
-    }
-
-    fn install(&mut self, number: u32, session: &mut Session, slot: Slot, keys: &DataKeys) {
-        let installed = self.begun.channel.install(number, slot, keys);
-        self.end_if_refused(session, installed);
-    }
-
-    /// A client whose keys the device does not take is told to connect again.
-    fn end_if_refused(&self, session: &mut Session, result: Result<(), DeviceError>) {
-        let Err(error) = result else { return };
-        tracing::warn!(%error, from = %session.address(), "the device does not take a client's key");
-        let text = "the gateway lost the key".to_owned();
-        let restart = Message::Restart { preserve: true, next_remote: false, text };
-        session.close(Instant::now(), &restart);
     }
 
     fn connected(&mut self, number: u32) {

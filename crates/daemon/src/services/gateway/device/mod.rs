@@ -1,0 +1,347 @@
+//! What moves clients' packets: a data channel device, and the UDP sockets by which clients are reached.
+
+mod kernel;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+use tokio::sync::mpsc;
+use weft_api::ServeEngine;
+use weft_crypto::DataCipher;
+use weft_engine::dco::{Device, DeviceConfig, Event};
+use weft_engine::{DropReason, EngineError};
+use weft_kernel::ovpn::OvpnError;
+use weft_kernel::{CLIENTS_DEVICE, Kernel, KernelError};
+use weft_openvpn::device::{DeviceError, MTU_DEFAULT, Mode, PeerAttributes, PeerState, Slot};
+use weft_openvpn::negotiation::DEFAULT_CIPHERS;
+use weft_openvpn::session::DataKeys;
+
+use self::kernel::Followers;
+use super::Wanted;
+use crate::dco::{DataDevice, DataDeviceError};
+
+/// Events of the device that wait for the service; more are dropped and counted.
+const EVENTS_MAX: usize = 8_192;
+/// The MTU of clients' packets, in bytes.
+pub(super) const MTU: u16 = MTU_DEFAULT as u16;
+/// The port of OpenVPN.
+pub(super) const PORT: u16 = 1_194;
+/// How long a new peer waits until the device has let go of an earlier one with its address.
+const ADDRESS_FREE_LIMIT: Duration = Duration::from_secs(10);
+/// The pause between two tries.
+const ADDRESS_FREE_PAUSE: Duration = Duration::from_millis(20);
+
+/// The device and its sockets. All goes with this value, but for the kernel's device itself ([`remove_leftover`]).
+pub(super) struct DataChannel {
+    device: Arc<DataDevice>,
+    /// By the number of the transport.
+    sockets: Vec<(u16, UdpSocket)>,
+    ciphers: Vec<DataCipher>,
+    /// Why it is not the kernel's, where that was to be tried.
+    reason: Option<String>,
+    /// Events that nobody took in time.
+    lost: Arc<AtomicU64>,
+    /// The tasks beside a kernel's device.
+    _followers: Option<Followers>,
+}
+
+/// A client's peer on the device.
+#[derive(Clone, Debug)]
+pub(super) struct NewPeer {
+    pub(super) id: u32,
+    pub(super) transport: u16,
+    pub(super) remote: SocketAddr,
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) ping_s: u32,
+    pub(super) timeout_s: u32,
+}
+
+/// A change of a peer's keys, as its session asks for it.
+pub(super) enum KeyChange {
+    Install(Slot, Box<DataKeys>),
+    Swap,
+    RemoveSecondary,
+}
+
+/// The gateway cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum OpenError {
+    /// A socket cannot be bound.
+    #[error(
+        "cannot listen on UDP {address}: {error}; another program may use the port: weft openvpn serve --listen ADDRESS:PORT"
+    )]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        error: io::Error,
+    },
+    /// The engine's device cannot be made.
+    #[error(transparent)]
+    Device(#[from] EngineError),
+    /// The device does not take a socket.
+    #[error("the device does not take a socket: {0}")]
+    Socket(#[from] DeviceError),
+    /// The kernel has no such device, or cannot be asked.
+    #[error(transparent)]
+    Ovpn(#[from] OvpnError),
+    /// The kernel's device cannot be made.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The kernel's device takes no key of a client.
+    #[error(
+        "the kernel's ovpn device takes none of the ciphers ({0}): load the kernel's modules for AES-GCM, or serve with --engine userspace"
+    )]
+    NoCipher(DataDeviceError),
+    /// A system call failed.
+    #[error("cannot {doing}: {error}")]
+    System {
+        /// The step, in the infinitive.
+        doing: &'static str,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// Where a device's events go.
+#[derive(Clone)]
+struct Telling {
+    sender: mpsc::Sender<Event>,
+    lost: Arc<AtomicU64>,
+}
+
+impl Telling {
+    fn tell(&self, event: Event) {
+        if self.sender.try_send(event).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl DataChannel {
+    /// Opens the device and binds the sockets. The kernel's device is taken where it can be, unless another is asked
+    /// for.
+    pub(super) async fn open(
+        wanted: &Wanted,
+        kernel: &Kernel,
+    ) -> Result<(Self, mpsc::Receiver<Event>), OpenError> {
+        let sockets = bind_all(wanted)?;
+        let (sender, events) = mpsc::channel(EVENTS_MAX);
+        let telling = Telling { sender, lost: Arc::default() };
+        let reason = match wanted.engine {
+            ServeEngine::Userspace => None,
+            engine => match kernel::open(kernel, &sockets, &telling).await {
+                Ok(channel) => return Ok((channel, events)),
+                Err(error) if engine == ServeEngine::Kernel => return Err(error),
+                Err(error) => Some(error.to_string()),
+            },
+        };
+        // The engine tests the kernel's offloads.
+        let opened = tokio::task::spawn_blocking(move || open_userspace(sockets, telling)).await;
+        let opened = opened.map_err(|error| OpenError::System {
+            doing: "open the device",
+            error: io::Error::other(error),
+        })?;
+        Ok((Self { reason, ..opened? }, events))
+    }
+
+    /// What moves clients' packets, in the words of the API.
+    pub(super) fn engine(&self) -> &'static str {
+        if self.device.is_kernel() { "kernel" } else { "userspace" }
+    }
+
+    /// Why the kernel does not move them, where it was to be tried.
+    pub(super) const fn reason(&self) -> Option<&String> {
+        self.reason.as_ref()
+    }
+
+    /// The ciphers that the device takes, the best first.
+    pub(super) fn ciphers(&self) -> Vec<DataCipher> {
+        self.ciphers.clone()
+    }
+
+    /// The addresses that are listened on.
+    pub(super) fn listens(&self) -> Vec<SocketAddr> {
+        self.sockets.iter().filter_map(|(_, socket)| socket.local_addr().ok()).collect()
+    }
+
+    /// Sends a packet of the control channel.
+    pub(super) fn send(&self, transport: u16, to: SocketAddr, packet: &[u8]) {
+        let sent = match (&*self.device, self.socket(transport)) {
+            (DataDevice::Userspace(device), _) => {
+                device.send_to(transport, to, packet).map_err(|error| error.to_string())
+            }
+            (DataDevice::Kernel(_), Some(socket)) => {
+                socket.send_to(packet, to).map(|_| ()).map_err(|error| error.to_string())
+            }
+            (DataDevice::Kernel(_), None) => Err("no such transport".to_owned()),
+        };
+        if let Err(error) = sent {
+            tracing::debug!(error, %to, "cannot send a packet of the control channel");
+        }
+    }
+
+    /// Makes a client's peer. Waits while an earlier peer with its address is being deleted.
+    pub(super) async fn new_peer(&self, new: &NewPeer) -> Result<(), DataDeviceError> {
+        let socket = self.socket(new.transport).ok_or(DeviceError::NotASocket)?;
+        let attributes = attributes(new);
+        let limit = Instant::now() + ADDRESS_FREE_LIMIT;
+        loop {
+            match self.device.new_peer(socket.as_fd(), &attributes).await {
+                Err(error) if error.is_address_taken() && Instant::now() < limit => {
+                    tokio::time::sleep(ADDRESS_FREE_PAUSE).await;
+                }
+                made => return made,
+            }
+        }
+    }
+
+    /// Removes a peer, if it is still there.
+    pub(super) fn remove_peer(&self, id: u32) {
+        match &*self.device {
+            DataDevice::Userspace(device) => _ = device.delete_peer(id),
+            DataDevice::Kernel(_) => {
+                let device = Arc::clone(&self.device);
+                tokio::spawn(async move {
+                    match device.delete_peer(id).await {
+                        Err(error) if !error.is_gone() => {
+                            tracing::warn!(%error, "the kernel's device keeps a client that has left");
+                        }
+                        _ => {}
+                    }
+                });
+            }
+        }
+    }
+
+    /// Changes a peer's keys, one after the other.
+    pub(super) async fn change_keys(
+        &self,
+        id: u32,
+        changes: &[KeyChange],
+    ) -> Result<(), DataDeviceError> {
+        for change in changes {
+            match change {
+                KeyChange::Install(slot, keys) => self.device.install(id, *slot, keys).await?,
+                KeyChange::Swap => self.device.swap_keys(id).await?,
+                KeyChange::RemoveSecondary => self.device.delete_key(id, Slot::Secondary).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// All peers with their counters; none if the device cannot be asked.
+    pub(super) async fn peers(&self) -> Vec<PeerState> {
+        self.device.peers().await.unwrap_or_default()
+    }
+
+    /// Packets that Weft's own device has dropped, by reason, and events that nobody took in time. The kernel's device
+    /// does not tell.
+    pub(super) fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let of_device = match &*self.device {
+            DataDevice::Userspace(device) => Some(device),
+            DataDevice::Kernel(_) => None,
+        };
+        let drops = of_device.into_iter().flat_map(|device| {
+            DropReason::ALL.iter().map(|reason| (reason.name(), device.dropped(*reason)))
+        });
+        drops.chain([("events_lost", self.lost.load(Ordering::Relaxed))])
+    }
+
+    fn socket(&self, transport: u16) -> Option<&UdpSocket> {
+        let found = self.sockets.iter().find(|(number, _)| *number == transport);
+        found.map(|(_, socket)| socket)
+    }
+}
+
+/// Removes the kernel's device of a gateway that has ended, or of a daemon that was killed.
+pub(super) async fn remove_leftover(kernel: &Kernel) {
+    if let Err(error) = kernel.remove_device(CLIENTS_DEVICE).await {
+        tracing::warn!(%error, "cannot remove the device of OpenVPN clients");
+    }
+}
+
+fn open_userspace(sockets: Vec<UdpSocket>, telling: Telling) -> Result<DataChannel, OpenError> {
+    let config = DeviceConfig {
+        name: CLIENTS_DEVICE.into(),
+        mode: Mode::Mp,
+        mtu: MTU,
+        path_mtu: weft_io::udp::IPV6_MTU_MIN,
+        offloads: true,
+    };
+    let lost = Arc::clone(&telling.lost);
+    let device = Device::open(&config, Arc::new(move |event| telling.tell(event)))?;
+    let mut held = Vec::new();
+    for socket in sockets {
+        let own = socket.try_clone().map_err(|_| DeviceError::NotASocket)?;
+        held.push((device.hold(own.into())?, socket));
+    }
+    Ok(DataChannel {
+        device: Arc::new(DataDevice::Userspace(device)),
+        sockets: held,
+        ciphers: DEFAULT_CIPHERS.to_vec(),
+        reason: None,
+        lost,
+        _followers: None,
+    })
+}
+
+fn attributes(new: &NewPeer) -> PeerAttributes {
+    let mut attributes = PeerAttributes {
+        id: Some(new.id),
+        remote_port: Some(new.remote.port()),
+        keepalive_interval_s: Some(new.ping_s),
+        keepalive_timeout_s: Some(new.timeout_s),
+        ..PeerAttributes::default()
+    };
+    match new.remote {
+        SocketAddr::V4(remote) => attributes.remote_ipv4 = Some(*remote.ip()),
+        SocketAddr::V6(remote) => {
+            attributes.remote_ipv6 = Some(*remote.ip());
+            attributes.remote_ipv6_scope_id = Some(remote.scope_id()).filter(|id| *id != 0);
+        }
+    }
+    for address in &new.addresses {
+        match address {
+            IpAddr::V4(address) => attributes.vpn_ipv4 = Some(*address),
+            IpAddr::V6(address) => attributes.vpn_ipv6 = Some(*address),
+        }
+    }
+    attributes
+}
+
+/// The sockets that were asked for, or those of all addresses. A host without IPv6 has those of IPv4 then.
+fn bind_all(wanted: &Wanted) -> Result<Vec<UdpSocket>, OpenError> {
+    let failed = |address| move |error| OpenError::Listen { address, error };
+    if !wanted.listen.is_empty() {
+        let bound = wanted.listen.iter().map(|it| bind_udp(*it).map_err(failed(*it)));
+        return bound.collect();
+    }
+    let all = SocketAddr::from(([0, 0, 0, 0], PORT));
+    let mut sockets = vec![bind_udp(all).map_err(failed(all))?];
+    let all = SocketAddr::from(([0_u16; 8], PORT));
+    match bind_udp(all) {
+        Ok(socket) => sockets.push(socket),
+        Err(error) => match error.kind() {
+            io::ErrorKind::AddrInUse => return Err(failed(all)(error)),
+            _ => tracing::info!(%error, "the gateway listens on IPv4 alone"),
+        },
+    }
+    Ok(sockets)
+}
+
+/// A socket of one family alone.
+fn bind_udp(address: SocketAddr) -> io::Result<UdpSocket> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    if address.is_ipv6() {
+        sockopt::set_ipv6_v6only(&socket, true)?;
+    }
+    bind(&socket, &address)?;
+    Ok(socket.into())
+}
