@@ -2,9 +2,9 @@
 //!
 //! The session id that the server gives itself in its answer is a MAC over the client's address and session id, made
 //! with a secret: a cookie. Only a packet that brings it back, so one of a client that receives at its address, opens
-//! a session. A flood of forged resets costs a MAC each and, up to a rate, an answer no longer than the reset by more
-//! than a few bytes. A cookie opens one session: a packet that is repeated, by the network or by an attacker, opens
-//! no second one.
+//! a session. A flood of forged resets costs, up to a rate, a MAC each and an answer no longer than the reset by more
+//! than a few bytes; beyond the rate nothing. A cookie opens one session: a packet that is repeated, by the network or
+//! by an attacker, opens no second one.
 //!
 //! With tls-crypt-v2 the client sends its wrapped key again in its second packet, if its first one says that it can
 //! (early negotiation); clients that cannot (OpenVPN 2.5) get state for their first packet, unless
@@ -181,6 +181,12 @@ impl Gate {
         remote: SocketAddr,
         bytes: &[u8],
     ) -> Result<Gated, Refusal> {
+        // In a flood of resets nearly all are dropped here, before any of them costs a MAC.
+        let opcode = bytes.first().and_then(|first| Opcode::parse(*first).ok());
+        let resets = [Opcode::HardResetClientV2, Opcode::HardResetClientV3];
+        if opcode.is_some_and(|(opcode, _)| resets.contains(&opcode)) {
+            self.check_rate(now)?;
+        }
         let opened = self.open(bytes)?;
         let packet = ControlPacket::parse(&opened.plain)?;
         match packet.opcode {
@@ -365,6 +371,12 @@ impl Gate {
     }
 
     fn spend_reset(&mut self, now: Instant) -> Result<(), Refusal> {
+        self.check_rate(now)?;
+        self.answered += 1;
+        Ok(())
+    }
+
+    fn check_rate(&mut self, now: Instant) -> Result<(), Refusal> {
         if now.saturating_duration_since(self.interval_began) >= self.config.resets_interval {
             self.interval_began = now;
             self.answered = 0;
@@ -372,7 +384,6 @@ impl Gate {
         if self.answered >= self.config.resets_max {
             return Err(Refusal::Rate);
         }
-        self.answered += 1;
         Ok(())
     }
 }

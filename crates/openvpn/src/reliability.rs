@@ -129,6 +129,11 @@ impl Reliability {
                 earlier.overtaken = earlier.overtaken.map(|count| count.saturating_add(1));
             }
         }
+        // Idle for most of its life, with many others.
+        if self.sent.is_empty() {
+            self.sent = VecDeque::new();
+            self.held.shrink_to_fit();
+        }
     }
 
     /// Takes a packet that was received.

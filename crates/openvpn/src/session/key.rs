@@ -127,6 +127,13 @@ impl KeyState {
             taken = end;
         }
         self.output.drain(..taken);
+        // Most of its life a session is idle, with many others.
+        if self.output.is_empty() {
+            self.output = Vec::new();
+        }
+        if self.plain.is_empty() {
+            self.plain = Zeroizing::default();
+        }
     }
 
     /// Whether more waits than a peer that acknowledges lets wait.

@@ -6,8 +6,8 @@
 //! - `handle_datagram`, `handle_timeout` and every request of the caller's are followed by polling
 //!   [`Session::poll_event`] and [`Session::poll_transmit`] until both have nothing, and [`Session::poll_timeout`].
 //! - **The public-key work of TLS happens inside [`Session::handle_datagram`]**: a millisecond or so in one or two of
-//!   the packets of each handshake, microseconds otherwise. A `Session` is [`Send`], so a server gives it, with its
-//!   datagram, to a bounded pool of threads and takes it back. Its datagrams wait meanwhile; each session has one
+//!   the packets of each handshake, microseconds otherwise ([`Session::may_take_long`]). A `Session` is [`Send`], so a
+//!   server gives it, with its datagram, to a bounded pool of threads and takes it back. Its datagrams wait meanwhile; each session has one
 //!   thread at a time.
 //! - rustls takes the random bytes of TLS itself from its provider, and the time for certificates from
 //!   `rustls::ServerConfig::time_provider`.
@@ -271,6 +271,14 @@ impl Session {
         })
     }
 
+    /// Whether [`Self::handle_datagram`] may do public-key work with this datagram. That happens in the handshake of TLS
+    /// alone, and acknowledgements bring nothing of it.
+    pub fn may_take_long(&self, bytes: &[u8]) -> bool {
+        let opcode = bytes.first().and_then(|first| Opcode::parse(*first).ok());
+        let is_ack = opcode.is_some_and(|(opcode, _)| opcode == Opcode::AckV1);
+        !is_ack && self.current.stage == Stage::Handshake && self.over_at.is_none()
+    }
+
     /// Takes a datagram of the peer, or the content of a frame. It does the public-key work of TLS, see the module.
     ///
     /// # Errors
@@ -355,7 +363,12 @@ impl Session {
 
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        let event = self.events.pop_front();
+        if event.is_none() {
+            // Most of its life a session is idle, with many others.
+            self.events = VecDeque::new();
+        }
+        event
     }
 
     /// Whether nothing more is to come of a session that is over.

@@ -110,21 +110,23 @@ pub struct ClientOptions {
 
 /// The random bytes of a session, out of its seed.
 pub(super) struct Seeds {
-    key: hmac::Key,
+    /// Not a key that is made for many packets: that takes 2 KB for as long as the session lives.
+    seed: Zeroizing<[u8; 32]>,
     count: u64,
 }
 
 impl Seeds {
     pub(super) fn new(seed: &[u8; 32]) -> Self {
-        Self { key: hmac::Key::new(hmac::HMAC_SHA256, seed), count: 0 }
+        Self { seed: Zeroizing::new(*seed), count: 0 }
     }
 
     /// The next random bytes.
     pub(super) fn next<const N: usize>(&mut self) -> Zeroizing<[u8; N]> {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &*self.seed);
         let mut bytes = Zeroizing::new([0; N]);
         for piece in bytes.chunks_mut(32) {
             self.count += 1;
-            let tag = hmac::sign(&self.key, &self.count.to_be_bytes());
+            let tag = hmac::sign(&key, &self.count.to_be_bytes());
             piece.iter_mut().zip(tag.as_ref()).for_each(|(byte, tag)| *byte = *tag);
         }
         bytes

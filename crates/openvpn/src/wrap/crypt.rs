@@ -24,21 +24,32 @@ const KEY_BYTES: usize = AES_256_KEY_LEN;
 const HALF_BYTES: usize = 128;
 
 /// The keys of tls-crypt at one end.
+///
+/// A server keeps two of these for each client, and uses them for a few packets in an hour. So they are bytes alone:
+/// expanded for both directions they would take 6 KB.
 pub struct CryptKeys {
     original: KeyBlock,
-    seals: Half,
-    opens: Half,
+    side: Side,
 }
 
 impl CryptKeys {
-    /// Cuts the keys from a static key. Unlike in the data channel, the server has the first half.
+    /// Keeps a static key, of which each end uses a half to send.
     pub fn new(key: &KeyBlock, side: Side) -> Self {
-        let (first, second) = key.expose().split_at(HALF_BYTES);
-        let (seals, opens) = match side {
-            Side::Server => (first, second),
-            Side::Client => (second, first),
-        };
-        Self { original: key.clone(), seals: Half::new(seals), opens: Half::new(opens) }
+        Self { original: key.clone(), side }
+    }
+
+    /// The half that this end seals with. Unlike in the data channel, the server has the first.
+    fn seals(&self) -> Half {
+        self.half(self.side == Side::Server)
+    }
+
+    fn opens(&self) -> Half {
+        self.half(self.side == Side::Client)
+    }
+
+    fn half(&self, is_first: bool) -> Half {
+        let (first, second) = self.original.expose().split_at(HALF_BYTES);
+        Half::new(if is_first { first } else { second })
     }
 
     pub(super) const fn original(&self) -> &KeyBlock {
@@ -51,7 +62,7 @@ impl CryptKeys {
         out.reserve(plain.len() + OVERHEAD_BYTES);
         out.extend_from_slice(head);
         out.extend_from_slice(&id);
-        self.seals.seal(&[head, &id], rest, out);
+        self.seals().seal(&[head, &id], rest, out);
     }
 
     pub(super) fn unwrap(&self, bytes: &[u8], out: &mut Vec<u8>) -> Result<ReplayId, WrapError> {
@@ -60,7 +71,7 @@ impl CryptKeys {
         let (id, behind) = behind.split_first_chunk::<{ ReplayId::BYTES }>().ok_or(short)?;
         let start = out.len();
         out.extend_from_slice(head);
-        let opened = self.opens.open(&[head, id], behind, out);
+        let opened = self.opens().open(&[head, id], behind, out);
         opened.inspect_err(|_| out.truncate(start)).map(|()| ReplayId::from_bytes(*id))
     }
 }
