@@ -82,6 +82,8 @@ pub struct Mesh {
     config: Config,
     rng: ChaCha12Rng,
     state: State,
+    /// The [`Output::Persist`] that waits is to have a newer state.
+    is_behind: bool,
     /// The state has changed since the last [`Output::Persist`].
     dirty: bool,
     /// Whether the state may be acted on.
@@ -136,6 +138,7 @@ impl Mesh {
             generation_told: state.generation,
             outputs: VecDeque::new(),
             storage: Storage::new(state.clone()),
+            is_behind: false,
             links: BTreeMap::new(),
             members,
             spaces: state
@@ -308,8 +311,11 @@ impl Mesh {
                 self.generation_told = generation;
                 self.send_all(&Message::Generation { generation });
             }
-            let output = self.outputs.pop_front()?;
-            if let Output::Persist(state) = &output {
+            let mut output = self.outputs.pop_front()?;
+            if let Output::Persist(state) = &mut output {
+                if std::mem::take(&mut self.is_behind) {
+                    **state = self.state_to_save();
+                }
                 self.storage.saving(state);
             }
             if let Some(output) = self.sift(output) {
@@ -377,15 +383,25 @@ impl Mesh {
     fn flush(&mut self) {
         if self.dirty && self.storage.may_save() {
             self.dirty = false;
-            // While it is in doubt which generation this is, it is not a later one.
-            let mark = self.state.mark();
-            if self.standing.is_sure() && mark != self.mark {
-                self.mark = mark;
-                self.state.generation += 1;
+            // Many changes at once, as of a thousand clients, are one write: what follows may rely on more than it needs.
+            if self.outputs.iter().any(|output| matches!(output, Output::Persist(_))) {
+                self.is_behind = true;
+                return;
             }
-            self.state.members = self.members.saved();
-            self.outputs.push_back(Output::Persist(Box::new(self.state.clone())));
+            let state = self.state_to_save();
+            self.outputs.push_back(Output::Persist(Box::new(state)));
         }
+    }
+
+    fn state_to_save(&mut self) -> State {
+        // While it is in doubt which generation this is, it is not a later one.
+        let mark = self.state.mark();
+        if self.standing.is_sure() && mark != self.mark {
+            self.mark = mark;
+            self.state.generation += 1;
+        }
+        self.state.members = self.members.saved();
+        self.state.clone()
     }
 
     fn send(&mut self, peer: PeerId, message: Message) {
