@@ -72,6 +72,9 @@ pub struct Gateway {
     pub engine_reason: Option<String>,
     /// Clients that are connected.
     pub clients: usize,
+    /// Sessions, with those of clients that have not shown who they are.
+    #[serde(default)]
+    pub sessions: usize,
     /// Packets dropped, by reason.
     pub drops: BTreeMap<String, u64>,
 }

@@ -102,10 +102,22 @@ pub struct Status {
     /// The services beside the core, with their health.
     #[serde(default)]
     pub services: Vec<ServiceStatus>,
+    /// How long the loops of the core and of the gateway held their threads, by name.
+    #[serde(default)]
+    pub loops: BTreeMap<String, LoopStatus>,
     /// Whether attached containers can reach the other hosts now; if not, `reason` says why.
     pub ready: bool,
     /// Why it is not ready.
     pub reason: Option<String>,
+}
+
+/// A loop of the daemon since its start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoopStatus {
+    /// Turns that took more than 10 ms, in which all else waited.
+    pub late: u64,
+    /// The longest turn, in microseconds.
+    pub longest_us: u64,
 }
 
 /// Docker's engine on this host.

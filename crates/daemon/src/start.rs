@@ -34,6 +34,7 @@ use crate::core::networks;
 use crate::core::remote_macs::RemoteMacs;
 use crate::core::saving::Saving;
 use crate::core::targets::{TARGETS_FILE, Targets};
+use crate::core::turns::Turns;
 use crate::core::unheard::Unheard;
 use crate::devices::{EXPOSED_INTERFACE, SWITCH, TAP, exposed_on};
 use crate::http::daemon::{CHANGES_MAX, Daemon};
@@ -335,6 +336,7 @@ async fn start(
         settings.nickname.clone(),
         names.domain(),
     )?;
+    let turns = Turns::default();
     let control = Control {
         store: store.clone(),
         links: links.clone(),
@@ -353,6 +355,7 @@ async fn start(
         saving: Saving::new(notes),
         networks: held,
         names: names.bell(),
+        turns: turns.clone(),
     };
     let daemon = Daemon {
         local,
@@ -377,13 +380,16 @@ async fn start(
         resolved: Arc::new(Resolved::new(names.domain(), names.served(), names.warnings().clone())),
         names,
         health: Health::default(),
+        turns,
         services,
         changes: Arc::new(Semaphore::new(CHANGES_MAX)),
         settings,
     };
     let (halt_sender, halt) = watch::channel(false);
     tokio::spawn(halt_in_order(stop, Arc::clone(&daemon.attachments), halt_sender));
-    let control = tokio::spawn(control.run(link_events, events, requests, halt));
+    let turns = daemon.turns.clone();
+    let control = control.run(link_events, events, requests, halt);
+    let control = tokio::spawn(async move { turns.watch(control).await });
     Ok((Arc::new(daemon), control, kernel_engine))
 }
 

@@ -26,6 +26,7 @@ use super::networks::{NetworkRequest, Networks, endpoint_of};
 use super::ranges::Ranges;
 use super::saving::Saving;
 use super::targets::Targets;
+use super::turns::Turns;
 use super::unheard::Unheard;
 use crate::config::{ConfigError, Settings};
 use crate::upkeep::store::Store;
@@ -180,6 +181,7 @@ pub(crate) struct Control {
     pub(crate) networks: Networks,
     /// Says that names have changed.
     pub(crate) names: watch::Sender<u64>,
+    pub(crate) turns: Turns,
 }
 
 impl Control {
@@ -210,7 +212,10 @@ impl Control {
                 Some(request) = requests.recv() => self.handle_request(request),
                 change = self.engines.changed() => self.handle_engines_change(change),
                 saved = self.saving.done() => self.handle_saved(saved),
-                _ = look.tick() => self.look_at_addresses(),
+                due = look.tick() => {
+                    self.turns.note(due.elapsed());
+                    self.look_at_addresses();
+                }
                 () = sleep_until(timer) => self.handle_timeout(),
             }
         }

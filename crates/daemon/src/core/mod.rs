@@ -9,4 +9,5 @@ pub(crate) mod ranges;
 pub(crate) mod remote_macs;
 pub(crate) mod saving;
 pub(crate) mod targets;
+pub(crate) mod turns;
 pub(crate) mod unheard;

@@ -14,6 +14,7 @@ use crate::config::Settings;
 use crate::core::control::Request;
 use crate::core::events::Lost;
 use crate::core::targets::Targets;
+use crate::core::turns::Turns;
 use crate::services::attach::Attachments;
 use crate::services::cni::Cni;
 use crate::services::docker::Docker;
@@ -65,6 +66,8 @@ pub(crate) struct Daemon {
     pub(crate) resolved: Arc<Resolved>,
     /// The health of the services.
     pub(crate) health: Health,
+    /// The turns of the core's loop.
+    pub(crate) turns: Turns,
     /// The runtime for services, and for requests that the kernel may delay.
     pub(crate) services: Handle,
     /// Places for changes that requests ask for.

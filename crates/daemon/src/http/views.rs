@@ -206,6 +206,10 @@ pub(crate) fn status(
         port_lock: daemon.attachments.locks().status(),
         gateway: None,
         services: daemon.health.list(),
+        loops: BTreeMap::from([
+            ("core".to_owned(), daemon.turns.status()),
+            ("gateway".to_owned(), daemon.gateway.turns().status()),
+        ]),
         ready: reason.is_none(),
         reason,
     }

@@ -44,6 +44,19 @@ pub struct ClientsSpec {
     pub addresses: BTreeSet<IpAddr>,
 }
 
+/// Clients that came and went since [`Kernel::ensure_clients`] was called with these devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientsChange {
+    /// The routed device that leads to the clients.
+    pub device: String,
+    /// The host's own interface on the network.
+    pub exposed: String,
+    /// Addresses that are clients' now.
+    pub new: BTreeSet<IpAddr>,
+    /// Addresses that are nobody's any more.
+    pub gone: BTreeSet<IpAddr>,
+}
+
 impl Kernel {
     /// Makes these clients, and no others, neighbours of the network: switches the device on, routes each address to
     /// it, and has the host's interface answer for each at once. Weft's routes and entries for other addresses go.
@@ -77,6 +90,27 @@ impl Kernel {
         // Nobody is told of a client that cannot be reached yet.
         socket.set_client_routes(&device, &spec.addresses).await?;
         socket.set_answered(&exposed, &spec.addresses).await
+    }
+
+    /// Takes some clients in and lets others go, without a look at all others: its cost does not grow with their
+    /// number. Routes and entries that another program has removed or made are not repaired.
+    ///
+    /// # Errors
+    /// As [`Self::ensure_clients`].
+    pub async fn change_clients(&self, change: &ClientsChange) -> Result<(), KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        let socket = self.socket();
+        let device = socket.need_link(&change.device).await?;
+        let exposed = socket.need_link(&change.exposed).await?;
+        if change.new.iter().any(IpAddr::is_ipv6) {
+            for name in [&change.device, &change.exposed] {
+                forward(&self.inner.home, name, true)?;
+            }
+            ipv6::set(&self.inner.home, &change.exposed, "proxy_ndp", "1")?;
+        }
+        // Nobody is told of a client that cannot be reached yet.
+        socket.change_client_routes(&device, (&change.new, &change.gone)).await?;
+        socket.change_answered(&exposed, (&change.new, &change.gone)).await
     }
 
     /// Ends what [`Self::ensure_clients`] has set up on the host's own interface, if that is there. The routes go with
@@ -115,11 +149,21 @@ impl Socket {
             let routes = self.routes(family).await?;
             present.extend(routes.iter().filter_map(|route| client_of(route, device)));
         }
-        let gone = present.difference(wanted).map(|address| {
+        let new = wanted.difference(&present).copied().collect();
+        let gone = present.difference(wanted).copied().collect();
+        self.change_client_routes(device, (&new, &gone)).await
+    }
+
+    async fn change_client_routes(
+        &self,
+        device: &Link,
+        (new, gone): (&BTreeSet<IpAddr>, &BTreeSet<IpAddr>),
+    ) -> Result<(), KernelError> {
+        let gone = gone.iter().map(|address| {
             let route = RouteNetlinkMessage::DelRoute(client_route(device, *address));
             (*address, route, 0)
         });
-        let new = wanted.difference(&present).map(|address| {
+        let new = new.iter().map(|address| {
             let route = RouteNetlinkMessage::NewRoute(client_route(device, *address));
             (*address, route, NLM_F_CREATE | NLM_F_EXCL)
         });
@@ -138,10 +182,20 @@ impl Socket {
             let entries = self.proxies(family).await?;
             present.extend(entries.iter().filter_map(|entry| answered_by(entry, device)));
         }
-        let gone = present.difference(wanted).map(|address| {
+        let new = wanted.difference(&present).copied().collect();
+        let gone = present.difference(wanted).copied().collect();
+        self.change_answered(device, (&new, &gone)).await
+    }
+
+    async fn change_answered(
+        &self,
+        device: &Link,
+        (new, gone): (&BTreeSet<IpAddr>, &BTreeSet<IpAddr>),
+    ) -> Result<(), KernelError> {
+        let gone = gone.iter().map(|address| {
             (*address, RouteNetlinkMessage::DelNeighbour(proxy_entry(device, *address)), 0)
         });
-        let new = wanted.difference(&present).map(|address| {
+        let new = new.iter().map(|address| {
             let entry = RouteNetlinkMessage::NewNeighbour(proxy_entry(device, *address));
             (*address, entry, NLM_F_CREATE)
         });

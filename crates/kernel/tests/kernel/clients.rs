@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use weft_kernel::{ClientRules, ClientsSpec, DEVICE_GROUP, Kernel, KernelError};
+use weft_kernel::{ClientRules, ClientsChange, ClientsSpec, DEVICE_GROUP, Kernel, KernelError};
 
 use crate::lab::{
     Container, assert_same, attach_spec, json, link, net, on_a_host, run, snapshot, wait_until,
@@ -98,6 +98,16 @@ fn the_wanted_clients_come_and_go_and_others_entries_stay() {
         run("ip", &["neigh", "del", "proxy", "10.32.0.50", "dev", EXPOSED]);
         kernel.ensure_clients(&both).await.unwrap();
         assert_eq!(answered(), ["10.32.0.50", "10.32.9.9", "fd00::50"]);
+        let changes = kernel.changes();
+        let change = ClientsChange {
+            device: ROUTED.into(),
+            exposed: EXPOSED.into(),
+            new: clients(&["10.32.0.52"]).addresses,
+            gone: clients(&["10.32.0.50"]).addresses,
+        };
+        kernel.change_clients(&change).await.unwrap();
+        assert_eq!(kernel.changes() - changes, 4, "a route and an entry, of each address");
+        assert_eq!(answered(), ["10.32.0.52", "10.32.9.9", "fd00::50"]);
         kernel.ensure_clients(&one).await.unwrap();
         assert_eq!(answered(), ["10.32.0.51", "10.32.9.9"]);
         let routes = json("ip", &["-j", "route", "show", "dev", ROUTED, "proto", "87"]);

@@ -115,6 +115,11 @@ impl Attachments {
         owner: (&str, Vni),
         explicit: Option<IpNet>,
     ) -> Result<Vec<IpNet>, AttachError> {
+        // The lock is for those of ended containers alone. Without it many ask at once, and one write to the disk
+        // answers them all.
+        if let Ok(given) = self.ask_for_addresses(owner, explicit).await? {
+            return Ok(given);
+        }
         let mut inner = self.lock_for_request().await?;
         self.find_addresses(&mut inner, owner, explicit).await
     }

@@ -182,7 +182,7 @@ impl Authority {
 
     /// Whether a certificate is revoked.
     pub(super) fn is_revoked(&self, serial: &str) -> bool {
-        self.issued.iter().any(|issued| issued.serial == serial && issued.revoked.is_some())
+        self.issued.iter().any(|issued| issued.revoked.is_some() && issued.serial == serial)
     }
 
     /// How the server shows who it is, and verifies its clients. Whether a certificate is revoked is asked when the

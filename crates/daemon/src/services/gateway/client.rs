@@ -98,13 +98,21 @@ impl Client {
 
     /// Whether a thread is needed for what comes next; `None`: nothing is to be done.
     pub(super) fn needs_thread(&self) -> Option<bool> {
-        self.todo.front().map(|todo| matches!(todo, Todo::Datagram(_)))
+        self.todo.front().map(|todo| match (todo, &self.session) {
+            (Todo::Datagram(packet), Some(session)) => session.may_take_long(packet),
+            (Todo::Datagram(_), None) => true,
+            _ => false,
+        })
     }
 
     /// What comes next.
     pub(super) fn pop(&mut self) -> Option<Todo> {
         let todo = self.todo.pop_front()?;
         self.datagrams -= usize::from(matches!(todo, Todo::Datagram(_)));
+        if self.todo.is_empty() {
+            // Idle for most of its life, with many others.
+            self.todo = VecDeque::new();
+        }
         Some(todo)
     }
 
@@ -113,14 +121,6 @@ impl Client {
         match &self.stage {
             Stage::Asked(known) | Stage::Routing(known) | Stage::Peer { known, .. } => Some(known),
             Stage::Handshake | Stage::Over => None,
-        }
-    }
-
-    /// The addresses that the host is to be set up for.
-    pub(super) fn routed(&self) -> &[IpAddr] {
-        match &self.stage {
-            Stage::Routing(known) | Stage::Peer { known, .. } => &known.addresses,
-            Stage::Handshake | Stage::Asked(_) | Stage::Over => &[],
         }
     }
 

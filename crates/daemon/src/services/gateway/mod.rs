@@ -37,6 +37,7 @@ use super::attach::{Attachments, CLIENT_OWNER};
 use super::networks::Networks;
 use super::supervisor::Pulse;
 use crate::core::control::Request;
+use crate::core::turns::Turns;
 use crate::devices::{NETWORK, exposed_on};
 use crate::upkeep::store::{Store, StoreError};
 
@@ -104,6 +105,7 @@ pub(crate) struct Gateway {
     state: watch::Sender<State>,
     authority: Mutex<Option<Authority>>,
     rules: tokio::sync::Mutex<ClientRules>,
+    turns: Turns,
     /// Held during a change, which waits for the disk.
     changing: tokio::sync::Mutex<()>,
 }
@@ -142,6 +144,7 @@ impl Gateway {
             state: watch::Sender::default(),
             authority: Mutex::new(authority),
             rules: tokio::sync::Mutex::new(rules),
+            turns: Turns::default(),
             changing: tokio::sync::Mutex::default(),
         })
     }
@@ -252,6 +255,11 @@ impl Gateway {
         self.ask(|reply| Command::List { reply }).await.unwrap_or_default()
     }
 
+    /// The turns of the task that serves.
+    pub(crate) const fn turns(&self) -> &Turns {
+        &self.turns
+    }
+
     /// The gateway for `weft status`; `None`: this host is not to serve.
     pub(crate) async fn status(&self) -> Option<weft_api::Gateway> {
         let state = self.state.borrow().clone();
@@ -262,8 +270,9 @@ impl Gateway {
             }
             State::Waiting { wanted, reason } => Some(waiting(&wanted, reason)),
             State::Serving { mut shown, .. } => {
-                if let Some((drops, clients)) = self.ask(|reply| Command::Look { reply }).await {
-                    (shown.drops, shown.clients) = (drops, clients);
+                if let Some(look) = self.ask(|reply| Command::Look { reply }).await {
+                    (shown.drops, shown.clients, shown.sessions) =
+                        (look.drops, look.connected, look.sessions);
                 }
                 Some(shown)
             }
@@ -281,9 +290,12 @@ impl Gateway {
         answer.await.ok()
     }
 
-    /// Sets the host up for these clients. They go nowhere but to their network from the first packet on.
-    async fn route(&self, spec: &ClientsSpec) -> Result<(), KernelError> {
-        self.rules.lock().await.set(CLIENTS_DEVICE, &spec.exposed).await?;
+    /// Sets the host up for these clients. They go nowhere but to their network from the first packet on: `with_rules`
+    /// looks after that, too, by programs that take as long as hundreds of clients.
+    async fn route(&self, spec: &ClientsSpec, with_rules: bool) -> Result<(), KernelError> {
+        if with_rules {
+            self.rules.lock().await.set(CLIENTS_DEVICE, &spec.exposed).await?;
+        }
         self.kernel.ensure_clients(spec).await
     }
 
@@ -502,11 +514,13 @@ async fn serve_once(
         engine: begun.channel.engine().into(),
         engine_reason: begun.channel.reason().cloned(),
         clients: 0,
+        sessions: 0,
         drops: BTreeMap::new(),
     };
     let mut serving = Serving::new(Arc::clone(gateway), begun);
     gateway.state.send_replace(State::Serving { wanted: now.clone(), shown, commands: sender });
-    let ended = serving.run(Inputs { events, commands, wanted }, pulse).await;
+    let run = serving.run(Inputs { events, commands, wanted }, pulse);
+    let ended = gateway.turns.watch(run).await;
     serving.farewell();
     ended.map_err(|error| ApiError::new(ErrorKind::Unavailable, error))
 }

@@ -5,38 +5,37 @@
 //! with its session: as many at a time as the host has cores, one for each session.
 
 mod events;
+mod routes;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use weft_api::VpnClient;
-use weft_engine::dco::Event;
-use weft_kernel::{CLIENTS_DEVICE, ClientsSpec, KernelError};
+use weft_engine::dco::{DEVICE_PEERS_MAX, Event};
+use weft_kernel::{CLIENTS_DEVICE, KernelError};
 use weft_openvpn::device::{DeletionReason, Notification};
 use weft_openvpn::gate::{Admission, Gate, Gated};
 use weft_openvpn::messages::{AuthFailure, Message};
-use weft_openvpn::session::{Acceptance, ServerOptions, Session, session_of};
+use weft_openvpn::session::{Acceptance, Dropped, ServerOptions, Session, session_of};
 
+use self::routes::{Routed, Routes};
 use super::client::{Client, Stage, Todo};
-use super::device::{DataChannel, KeyChange, MTU, NewPeer};
+use super::device::{DataChannel, KeyChange, NewPeer};
 use super::push::Inside;
 use super::{Gateway, Wanted};
 use crate::services::networks::OnNetwork;
 use crate::services::supervisor::Pulse;
 use crate::timestamp;
 
-/// Sessions at most, those of clients that have not shown who they are included.
-const CLIENTS_MAX: usize = 4_096;
+/// Sessions at most, those of clients that have not shown who they are included: as many as the device has peers. They
+/// take about 250 MiB then.
+const CLIENTS_MAX: usize = DEVICE_PEERS_MAX;
 /// The highest number of a client, which is its number in data packets.
 const NUMBER_MAX: u32 = 0xff_fffe;
-/// How often the host's routes for clients are looked at, in seconds: another program may remove them.
-const ROUTES_LOOK_S: u64 = 30;
-/// The pause after they could not be set up, in seconds.
-const ROUTES_RETRY_S: u64 = 1;
 /// How often a ping may fail to arrive before the host gives a client up: in the time after which clients connect
 /// again, times this.
 const TIMEOUTS: u32 = 2;
@@ -47,8 +46,17 @@ pub(super) enum Command {
     List { reply: oneshot::Sender<Vec<VpnClient>> },
     /// Ends the sessions of a client. Replies whether it was connected.
     End { name: String, reply: oneshot::Sender<bool> },
-    /// Tells packets dropped, by reason, and how many clients are connected.
-    Look { reply: oneshot::Sender<(BTreeMap<String, u64>, usize)> },
+    /// Tells what it has to do now.
+    Look { reply: oneshot::Sender<Look> },
+}
+
+/// What a gateway that serves has to do.
+pub(super) struct Look {
+    /// Packets dropped, by reason.
+    pub(super) drops: BTreeMap<String, u64>,
+    /// Clients that are connected.
+    pub(super) connected: usize,
+    pub(super) sessions: usize,
 }
 
 /// What the task waits for.
@@ -96,6 +104,13 @@ enum Then {
     NotKeyed,
 }
 
+impl Then {
+    fn dropped(error: Dropped) -> Self {
+        tracing::debug!(%error, "dropped a packet of the control channel");
+        Self::Dropped("control_packet_refused")
+    }
+}
+
 /// One input.
 enum Input {
     Event(Event),
@@ -104,7 +119,7 @@ enum Input {
     Changed,
     Done(Result<Done, JoinError>),
     Given(Result<(u32, Result<Vec<IpAddr>, String>), JoinError>),
-    Routed(Result<(BTreeSet<IpAddr>, Result<(), KernelError>), JoinError>),
+    Routed(Routed),
     Timer,
 }
 
@@ -123,10 +138,10 @@ pub(super) struct Serving {
     /// Sessions whose device is being asked.
     changes: JoinSet<Done>,
     given: JoinSet<(u32, Result<Vec<IpAddr>, String>)>,
-    routing: JoinSet<(BTreeSet<IpAddr>, Result<(), KernelError>)>,
-    /// The host's routes are not as wanted.
-    is_unrouted: bool,
-    routes_at: Instant,
+    routing: JoinSet<(Vec<u32>, Result<(), KernelError>)>,
+    routes: Routes,
+    /// The clients that have shown who they are, by name.
+    names: HashMap<String, Vec<u32>>,
     next: u32,
     drops: BTreeMap<&'static str, u64>,
 }
@@ -146,8 +161,8 @@ impl Serving {
             changes: JoinSet::new(),
             given: JoinSet::new(),
             routing: JoinSet::new(),
-            is_unrouted: true,
-            routes_at: Instant::now(),
+            routes: Routes::new(Instant::now()),
+            names: HashMap::new(),
             next: 0,
             drops: BTreeMap::new(),
         }
@@ -174,10 +189,7 @@ impl Serving {
                     let (number, addresses) = given.map_err(|error| failed(&error))?;
                     self.handle_addresses(number, addresses);
                 }
-                Input::Routed(routed) => {
-                    let (addresses, result) = routed.map_err(|error| failed(&error))?;
-                    self.handle_routed(&addresses, result)?;
-                }
+                Input::Routed(routed) => self.handle_routed(routed)?,
                 Input::Timer => self.handle_timers(),
             }
         }
@@ -185,7 +197,8 @@ impl Serving {
 
     async fn next(&mut self, inputs: &mut Inputs<'_>) -> Input {
         let first = self.timers.first().map(|(at, _)| *at);
-        let at = first.into_iter().chain([self.routes_at]).min().unwrap_or(self.routes_at);
+        let routes_at = self.routes.next_at();
+        let at = first.into_iter().chain([routes_at]).min().unwrap_or(routes_at);
         tokio::select! {
             event = inputs.events.recv() => event.map_or(Input::DeviceGone, Input::Event),
             Some(command) = inputs.commands.recv() => Input::Command(command),
@@ -303,16 +316,10 @@ impl Serving {
                 return;
             }
             match client.pop() {
-                Some(Todo::Datagram(packet)) => {
+                Some(Todo::Datagram(packet)) if needs_thread => {
                     self.jobs.spawn_blocking(move || {
                         let handled = session.handle_datagram(Instant::now(), &packet);
-                        let then = handled.map_or_else(
-                            |error| {
-                                tracing::debug!(%error, "dropped a packet of the control channel");
-                                Then::Dropped("control_packet_refused")
-                            },
-                            |()| Then::Ran,
-                        );
+                        let then = handled.map_or_else(Then::dropped, |()| Then::Ran);
                         Done { number, session: Some(session), then }
                     });
                     return;
@@ -329,7 +336,12 @@ impl Serving {
     fn do_now(&mut self, number: u32, mut session: Box<Session>, todo: Todo) {
         let now = Instant::now();
         match todo {
-            Todo::Datagram(_) | Todo::Join(..) => {}
+            // The device's part.
+            Todo::Join(..) => {}
+            Todo::Datagram(packet) => {
+                let handled = session.handle_datagram(now, &packet);
+                self.go_on(&mut session, handled.map_or_else(Then::dropped, |()| Then::Ran));
+            }
             Todo::Timeout => session.handle_timeout(now),
             Todo::Deny(text) => {
                 // One that is over by now needs no answer.
@@ -472,10 +484,6 @@ impl Serving {
 
     fn handle_timers(&mut self) {
         let now = Instant::now();
-        if self.routes_at <= now {
-            self.is_unrouted = true;
-            self.routes_at = now + Duration::from_secs(ROUTES_LOOK_S);
-        }
         while let Some((at, number)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.timers.remove(&(at, number));
             if let Some(client) = self.clients.get_mut(&number) {
@@ -495,56 +503,12 @@ impl Serving {
         self.ask(number, Todo::Moved(remote));
     }
 
-    /// Sets the host up for the clients that there are, if it is not, and nobody is at it.
-    fn route(&mut self) {
-        if !self.is_unrouted || !self.routing.is_empty() {
-            return;
-        }
-        self.is_unrouted = false;
-        let addresses: BTreeSet<IpAddr> =
-            self.clients.values().flat_map(Client::routed).copied().collect();
-        let spec = ClientsSpec {
-            device: CLIENTS_DEVICE.into(),
-            mtu: MTU.into(),
-            exposed: self.begun.exposed.clone(),
-            addresses,
-        };
-        let gateway = Arc::clone(&self.gateway);
-        self.routing.spawn(async move {
-            let result = gateway.route(&spec).await;
-            (spec.addresses, result)
-        });
-    }
-
-    fn handle_routed(
-        &mut self,
-        addresses: &BTreeSet<IpAddr>,
-        result: Result<(), KernelError>,
-    ) -> Result<(), String> {
-        match result {
-            Ok(()) => {
-                let is_routed = |client: &Client| {
-                    matches!(client.stage, Stage::Routing(_))
-                        && client.routed().iter().all(|address| addresses.contains(address))
-                };
-                let new = self.clients.iter().filter(|(_, client)| is_routed(client));
-                for number in new.map(|(number, _)| *number).collect::<Vec<_>>() {
-                    self.let_in(number);
-                }
-                Ok(())
-            }
-            Err(error @ KernelError::LinkMissing { .. }) => Err(error.to_string()),
-            Err(error) => {
-                tracing::warn!(%error, "cannot set this host up for OpenVPN clients; trying again");
-                self.routes_at = Instant::now() + Duration::from_secs(ROUTES_RETRY_S);
-                Ok(())
-            }
-        }
-    }
-
     /// Makes a client that the host is set up for a peer of the device, and lets it in.
     fn let_in(&mut self, number: u32) {
-        let Some(client) = self.clients.get_mut(&number) else { return };
+        let client = self.clients.get_mut(&number);
+        let Some(client) = client.filter(|it| matches!(it.stage, Stage::Routing(_))) else {
+            return;
+        };
         let Stage::Routing(known) = std::mem::replace(&mut client.stage, Stage::Over) else {
             return;
         };
@@ -567,15 +531,25 @@ impl Serving {
     }
 
     fn forget_others(&mut self, number: u32, name: &str) {
-        let is_other = |(other, client): &(&u32, &Client)| {
-            **other != number
-                && client.is_peer()
-                && client.known().is_some_and(|known| known.holder.name == name)
-        };
-        let others = self.clients.iter().filter(is_other).map(|(other, _)| *other);
-        for other in others.collect::<Vec<_>>() {
-            self.told(other, "it has connected again");
-            self.forget(other);
+        for other in self.named(name) {
+            if other != number && self.clients.get(&other).is_some_and(Client::is_peer) {
+                self.told(other, "it has connected again");
+                self.forget(other);
+            }
+        }
+    }
+
+    /// The clients of a name.
+    fn named(&self, name: &str) -> Vec<u32> {
+        self.names.get(name).cloned().unwrap_or_default()
+    }
+
+    /// A client is no more the one of a name.
+    fn unname(&mut self, number: u32, name: &str) {
+        let Some(numbers) = self.names.get_mut(name) else { return };
+        numbers.retain(|other| *other != number);
+        if numbers.is_empty() {
+            self.names.remove(name);
         }
     }
 
@@ -595,7 +569,14 @@ impl Serving {
         if matches!(stage, Stage::Peer { .. }) {
             self.begun.channel.remove_peer(number);
         }
-        self.is_unrouted |= matches!(stage, Stage::Peer { .. } | Stage::Routing(_));
+        match stage {
+            Stage::Asked(known) => self.unname(number, &known.holder.name),
+            Stage::Routing(known) | Stage::Peer { known, .. } => {
+                self.unname(number, &known.holder.name);
+                self.routes.remove(&known.addresses);
+            }
+            Stage::Handshake | Stage::Over => {}
+        }
     }
 
     /// Ends all of a client.
@@ -629,16 +610,17 @@ impl Serving {
                 let all = own.chain(self.begun.channel.drops()).filter(|(_, count)| *count > 0);
                 let drops = all.map(|(reason, count)| (reason.to_owned(), count)).collect();
                 let connected = self.clients.values().filter(|it| it.is_connected()).count();
-                let _ = reply.send((drops, connected));
+                let _ = reply.send(Look { drops, connected, sessions: self.clients.len() });
             }
         }
     }
 
     /// Ends a client's sessions, and tells it not to come back.
     fn end(&mut self, name: &str) -> bool {
-        let is_its = |client: &Client| client.known().is_some_and(|it| it.holder.name == name);
-        let its = self.clients.iter().filter(|(_, client)| is_its(client));
-        let its: Vec<(u32, bool)> = its.map(|(number, it)| (*number, it.is_connected())).collect();
+        let is_connected =
+            |number: &u32| self.clients.get(number).is_some_and(Client::is_connected);
+        let its = self.named(name).into_iter();
+        let its: Vec<(u32, bool)> = its.map(|number| (number, is_connected(&number))).collect();
         for (number, _) in &its {
             self.told(*number, "its certificate was revoked");
             // At once, also where a thread has the session.

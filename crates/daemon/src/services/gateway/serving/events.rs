@@ -66,6 +66,7 @@ impl Serving {
         if !request.is_renewal {
             let now = SystemTime::now();
             let name = holder.name.clone();
+            self.names.entry(name.clone()).or_default().push(number);
             client.stage = Stage::Asked(Box::new(Known {
                 holder,
                 addresses: Vec::new(),
@@ -127,10 +128,13 @@ impl Serving {
         };
         match refusal {
             None => {
+                self.routes.add(number, &known.addresses);
                 client.stage = Stage::Routing(known);
-                self.is_unrouted = true;
             }
-            Some(why) => self.ask(number, Todo::Deny(why.into())),
+            Some(why) => {
+                self.unname(number, &known.holder.name);
+                self.ask(number, Todo::Deny(why.into()));
+            }
         }
     }
 

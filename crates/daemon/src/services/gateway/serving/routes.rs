@@ -1,0 +1,213 @@
+//! The addresses that clients have, and what of them the host is set up for.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinError;
+use weft_kernel::{CLIENTS_DEVICE, ClientsChange, ClientsSpec, KernelError};
+
+use super::{Serving, failed};
+use crate::services::gateway::device::MTU;
+
+/// How often all of the host's routes for clients are looked at, in seconds: another program may remove them.
+const LOOK_S: u64 = 30;
+/// The shortest time between two such looks, in seconds. Its cost grows with the number of clients; between two looks
+/// only differences are carried out.
+const LOOK_PAUSE_S: u64 = 1;
+/// The pause after the host could not be set up, in seconds.
+const RETRY_S: u64 = 1;
+
+/// Clients that waited for it, and whether the host is set up for them.
+pub(super) type Routed = Result<(Vec<u32>, Result<(), KernelError>), JoinError>;
+
+/// The addresses of all clients, and what the host is not set up for yet.
+pub(super) struct Routes {
+    /// By how many clients have each: for a moment a client's next session has those of the one before.
+    held: HashMap<IpAddr, usize>,
+    new: BTreeSet<IpAddr>,
+    gone: BTreeSet<IpAddr>,
+    /// Clients that are let in once the host is set up for them.
+    waiting: Vec<u32>,
+    /// When all is looked at, also if no client comes or goes.
+    look_at: Instant,
+    /// From when on all is looked at with the next change.
+    looks_from: Instant,
+    /// Nothing is tried before.
+    paused_until: Instant,
+}
+
+impl Routes {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            held: HashMap::new(),
+            new: BTreeSet::new(),
+            gone: BTreeSet::new(),
+            waiting: Vec::new(),
+            look_at: now,
+            looks_from: now,
+            paused_until: now,
+        }
+    }
+
+    /// A client has these addresses, and is let in once the host is set up for them.
+    pub(super) fn add(&mut self, number: u32, addresses: &[IpAddr]) {
+        self.waiting.push(number);
+        for address in addresses {
+            let holders = self.held.entry(*address).or_default();
+            *holders += 1;
+            if *holders == 1 && !self.gone.remove(address) {
+                self.new.insert(*address);
+            }
+        }
+    }
+
+    /// A client has them no more.
+    pub(super) fn remove(&mut self, addresses: &[IpAddr]) {
+        for address in addresses {
+            let Some(holders) = self.held.get_mut(address) else { continue };
+            *holders -= 1;
+            if *holders == 0 {
+                self.held.remove(address);
+                if !self.new.remove(address) {
+                    self.gone.insert(*address);
+                }
+            }
+        }
+    }
+
+    /// When there is something to do, if no client comes or goes.
+    pub(super) fn next_at(&self) -> Instant {
+        self.look_at.max(self.paused_until)
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        let is_settled = self.waiting.is_empty() && self.new.is_empty() && self.gone.is_empty();
+        now >= self.paused_until && (!is_settled || now >= self.look_at)
+    }
+
+    /// Whether all is to be looked at rather than the differences; then that is noted as done.
+    fn begin_look(&mut self, now: Instant) -> bool {
+        let looks = now >= self.looks_from || now >= self.look_at;
+        if now >= self.look_at {
+            self.look_at = now + Duration::from_secs(LOOK_S);
+        }
+        if looks {
+            self.looks_from = now + Duration::from_secs(LOOK_PAUSE_S);
+        }
+        looks
+    }
+
+    /// The host could not be set up: all is looked at after a pause.
+    fn fail(&mut self, now: Instant, waiting: Vec<u32>) {
+        self.waiting.extend(waiting);
+        self.paused_until = now + Duration::from_secs(RETRY_S);
+        (self.look_at, self.looks_from) = (now, now);
+    }
+}
+
+impl Serving {
+    /// Sets the host up for the clients that there are, if it is not, and nobody is at it.
+    pub(super) fn route(&mut self) {
+        let now = Instant::now();
+        if !self.routing.is_empty() || !self.routes.is_due(now) {
+            return;
+        }
+        let routes = &mut self.routes;
+        let waiting = std::mem::take(&mut routes.waiting);
+        let (new, gone) = (std::mem::take(&mut routes.new), std::mem::take(&mut routes.gone));
+        let (device, exposed) = (CLIENTS_DEVICE.to_owned(), self.begun.exposed.clone());
+        let gateway = Arc::clone(&self.gateway);
+        let with_rules = now >= routes.look_at;
+        if routes.begin_look(now) {
+            let addresses = routes.held.keys().copied().collect();
+            let spec = ClientsSpec { device, mtu: MTU.into(), exposed, addresses };
+            self.routing.spawn(async move { (waiting, gateway.route(&spec, with_rules).await) });
+        } else {
+            let change = ClientsChange { device, exposed, new, gone };
+            let kernel = gateway.kernel.clone();
+            self.routing.spawn(async move { (waiting, kernel.change_clients(&change).await) });
+        }
+    }
+
+    pub(super) fn handle_routed(&mut self, routed: Routed) -> Result<(), String> {
+        let (waiting, result) = routed.map_err(|error| failed(&error))?;
+        match result {
+            Ok(()) => {
+                waiting.into_iter().for_each(|number| self.let_in(number));
+                Ok(())
+            }
+            Err(error @ KernelError::LinkMissing { .. }) => Err(error.to_string()),
+            Err(error) => {
+                tracing::warn!(%error, "cannot set this host up for OpenVPN clients; trying again");
+                self.routes.fail(Instant::now(), waiting);
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn addresses(last: u8) -> Vec<IpAddr> {
+        vec![IpAddr::from([10, 32, 0, last])]
+    }
+
+    #[test]
+    fn an_address_that_passes_from_one_session_to_the_next_is_no_change() {
+        let now = Instant::now();
+        let mut routes = Routes::new(now);
+        routes.add(1, &addresses(1));
+        assert_eq!(routes.new.len(), 1);
+        assert!(routes.begin_look(now), "the first time all is looked at");
+        routes.new.clear();
+        // The new session comes before the old one goes.
+        routes.add(2, &addresses(1));
+        routes.remove(&addresses(1));
+        assert!(routes.new.is_empty() && routes.gone.is_empty());
+        // The old one goes first.
+        routes.remove(&addresses(1));
+        assert_eq!(routes.gone.len(), 1);
+        routes.add(3, &addresses(1));
+        assert!(routes.new.is_empty() && routes.gone.is_empty());
+        // One that comes and goes at once.
+        routes.add(4, &addresses(2));
+        routes.remove(&addresses(2));
+        assert!(routes.new.is_empty() && routes.gone.is_empty());
+        assert_eq!(routes.held.len(), 1);
+    }
+
+    #[test]
+    fn many_clients_at_once_cost_one_look_a_second() {
+        let now = Instant::now();
+        let mut routes = Routes::new(now);
+        assert!(routes.is_due(now) && routes.begin_look(now));
+        assert!(!routes.is_due(now), "nothing has changed");
+        routes.add(1, &addresses(1));
+        assert!(routes.is_due(now) && !routes.begin_look(now), "the difference alone");
+        let later = now + Duration::from_secs(LOOK_PAUSE_S);
+        assert!(routes.begin_look(later));
+        let much_later = now + Duration::from_secs(LOOK_S);
+        routes.waiting.clear();
+        routes.new.clear();
+        assert!(!routes.is_due(later) && routes.is_due(much_later));
+        assert_eq!(routes.next_at(), much_later, "rules are looked at then as well");
+    }
+
+    #[test]
+    fn a_failure_is_followed_by_a_look_after_a_pause() {
+        let now = Instant::now();
+        let mut routes = Routes::new(now);
+        assert!(routes.begin_look(now));
+        routes.fail(now, vec![1, 2]);
+        let pause = Duration::from_secs(RETRY_S);
+        assert!(!routes.is_due(now) && routes.is_due(now + pause));
+        assert!(routes.next_at() == now + pause && routes.begin_look(now + pause));
+        assert_eq!(routes.waiting, [1, 2]);
+    }
+}
