@@ -88,3 +88,19 @@ fn attach_and_detach_are_measured_with_few_containers_and_with_many() -> anyhow:
     }
     Ok(())
 }
+
+#[test]
+fn the_gateway_is_measured_beside_a_stock_server() -> anyhow::Result<()> {
+    let figures = measured(&["bench", "--table", "gateway", "--quick"])?;
+    let rows = figures["gateway"].as_array().cloned().unwrap_or_default();
+    let row = |name: &str| rows.iter().find(|row| row["name"] == name);
+    for name in ["handshakes", "one_up_cpu", "one_down_cpu", "four_up", "four_down", "own_up"] {
+        let ratio = row(name).and_then(|row| row["ratio"]["median"].as_f64());
+        assert!(ratio.is_some_and(|ratio| ratio > 0.0), "{name}: {figures}");
+    }
+    let weft = |name: &str| row(name).and_then(|row| row["weft"]["median"].as_f64());
+    assert_eq!(weft("flood_clients"), Some(0.0), "a flood has left state: {figures}");
+    assert!(weft("idle_clients") > Some(0.0) && weft("idle_memory") > Some(0.0), "{figures}");
+    assert!(weft("idle_late").is_some() && weft("flood_ping") > Some(0.0), "{figures}");
+    Ok(())
+}

@@ -195,7 +195,7 @@ pub fn tcp(
     streams: u32,
     seconds: u64,
 ) -> Result<TcpResult, SandboxError> {
-    iperf(client, server, &["-P", &streams.to_string()], seconds)
+    tcp_on(client, (server, IPERF_PORT), &["-P", &streams.to_string()], seconds)
 }
 
 /// As [`tcp`], with one stream each way at once; the figures are of both together.
@@ -203,7 +203,7 @@ pub fn tcp(
 /// # Errors
 /// Returns an error if iperf3 fails.
 pub fn tcp_both(client: &Netns, server: IpAddr, seconds: u64) -> Result<TcpResult, SandboxError> {
-    iperf(client, server, &["--bidir"], seconds)
+    tcp_on(client, (server, IPERF_PORT), &["--bidir"], seconds)
 }
 
 /// As [`tcp`], for each stream separately: Gbit/s that the server got of it.
@@ -216,7 +216,8 @@ pub fn tcp_streams(
     streams: u32,
     seconds: u64,
 ) -> Result<Vec<f64>, SandboxError> {
-    let (command, json) = iperf_json(client, server, &["-P", &streams.to_string()], seconds)?;
+    let to = (server, IPERF_PORT);
+    let (command, json) = iperf_json(client, to, &["-P", &streams.to_string()], seconds)?;
     let rates = parse_streams(&json).filter(|rates| rates.len() == streams as usize);
     rates.ok_or_else(|| SandboxError::UnexpectedOutput {
         command,
@@ -248,7 +249,7 @@ pub(super) fn tcp_pressure(
     seconds: u64,
 ) -> Result<TcpPressure, SandboxError> {
     let options = ["-P", &streams.to_string(), "-i", "0.1"];
-    let (command, json) = iperf_json(client, server, &options, seconds)?;
+    let (command, json) = iperf_json(client, (server, IPERF_PORT), &options, seconds)?;
     parse_pressure(&json).ok_or_else(|| SandboxError::UnexpectedOutput {
         command,
         why: "no end.streams.sender.mean_rtt of each".to_owned(),
@@ -280,13 +281,17 @@ fn parse_streams(json: &Value) -> Option<Vec<f64>> {
     streams.map(rate).collect()
 }
 
-fn iperf(
+/// As [`tcp`], to any port, with options of iperf3.
+///
+/// # Errors
+/// Returns an error if iperf3 fails.
+pub(super) fn tcp_on(
     client: &Netns,
-    server: IpAddr,
+    to: (IpAddr, u16),
     options: &[&str],
     seconds: u64,
 ) -> Result<TcpResult, SandboxError> {
-    let (command, json) = iperf_json(client, server, options, seconds)?;
+    let (command, json) = iperf_json(client, to, options, seconds)?;
     parse_iperf(&json).ok_or_else(|| SandboxError::UnexpectedOutput {
         command,
         why: "no end.sum_received.bits_per_second".to_owned(),
@@ -296,11 +301,11 @@ fn iperf(
 /// The command and its report.
 fn iperf_json(
     client: &Netns,
-    server: IpAddr,
+    (server, port): (IpAddr, u16),
     options: &[&str],
     seconds: u64,
 ) -> Result<(String, Value), SandboxError> {
-    let (address, port, time) = (server.to_string(), IPERF_PORT.to_string(), seconds.to_string());
+    let (address, port, time) = (server.to_string(), port.to_string(), seconds.to_string());
     let words = ["iperf3", "-J", "-c", &address, "-p", &port, "-C", "cubic", "-t", &time];
     let words = [&words[..], options, &["--connect-timeout", "5000"]].concat();
     let limit = Duration::from_secs(seconds) + CLIENT_GRACE;
@@ -486,7 +491,7 @@ fn greatest_rate(
     Ok(best.unwrap_or(free))
 }
 
-fn parse_line<T: serde::de::DeserializeOwned>(
+pub(super) fn parse_line<T: serde::de::DeserializeOwned>(
     command: &str,
     text: &str,
 ) -> Result<T, SandboxError> {

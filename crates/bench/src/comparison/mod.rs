@@ -12,6 +12,7 @@ mod ends;
 pub mod engine;
 pub mod fair;
 mod figures;
+pub mod gateway;
 mod install;
 pub mod ipsec;
 pub mod ladder;
@@ -99,6 +100,8 @@ pub enum Table {
     Dco,
     /// Attach and detach of the 1st, the 101st and the 1,001st container of a host
     Attach,
+    /// The gateway for OpenVPN clients beside OpenVPN's server: handshakes, traffic, a flood, idle clients
+    Gateway,
 }
 
 /// The measurements of `./dev bench`, and the destination of the figures.
@@ -224,6 +227,7 @@ pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
         Table::Fair => return fair_table(options),
         Table::Pressure => return pressure_table(options),
         Table::Attach => return attach_table(options),
+        Table::Gateway => return gateway_table(options),
         Table::Systems | Table::Dco => {}
     }
     require_programs()?;
@@ -363,6 +367,18 @@ fn attach_table(options: &BenchOptions) -> anyhow::Result<()> {
     machine.commands.extend(attach::commands());
     let report = Report { machine, attach: attach::measure(held, rounds)?, ..Report::default() };
     let text = format!("{}\n{}", attach::table(&report.attach), report.machine_text());
+    write_table(options, &report, text)
+}
+
+/// Measures the gateway for OpenVPN clients beside OpenVPN's server, and writes what was asked for.
+fn gateway_table(options: &BenchOptions) -> anyhow::Result<()> {
+    let lengths = gateway::Lengths::of(options.quick, options.rounds, options.seconds);
+    let mut machine = Machine::here();
+    machine.commands.extend(gateway::commands(&lengths));
+    machine.versions.extend(others::openvpn_version().map(|it| ("openvpn".to_owned(), it)));
+    let gateway = gateway::measure(&lengths, &own_binary()?)?;
+    let report = Report { machine, gateway, ..Report::default() };
+    let text = format!("{}\n{}", gateway::table(&report.gateway), report.machine_text());
     write_table(options, &report, text)
 }
 

@@ -122,10 +122,14 @@ pub fn openvpn(sandbox: &Sandbox, link_mtu: u32) -> Result<Outside, SandboxError
             .to_owned(),
         _processes: processes,
     });
-    let version = output_of(Command::new("openvpn").arg("--version"), COMMAND_LIMIT).ok();
-    let version =
-        version.and_then(|output| output.stdout.split_whitespace().nth(1).map(str::to_owned));
-    Ok(Outside::Row { row, version: version.unwrap_or_else(|| "unknown".to_owned()) })
+    let version = openvpn_version().unwrap_or_else(|| "unknown".to_owned());
+    Ok(Outside::Row { row, version })
+}
+
+/// OpenVPN's version.
+pub(super) fn openvpn_version() -> Option<String> {
+    let output = output_of(Command::new("openvpn").arg("--version"), COMMAND_LIMIT).ok()?;
+    output.stdout.split_whitespace().nth(1).map(str::to_owned)
 }
 
 /// Makes a key and a certificate for one end; returns the fingerprint.

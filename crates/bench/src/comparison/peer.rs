@@ -10,6 +10,7 @@ use rustix::net::{MMsgHdr, SendAncillaryBuffer, SendFlags};
 use serde::{Deserialize, Serialize};
 use weft_io::uninterrupted;
 
+use super::gateway::{self, CrowdCommand};
 use super::stats::Histogram;
 
 /// Datagrams given to the kernel in one call; a burst of the paced sender is never longer.
@@ -68,6 +69,9 @@ pub enum PeerCommand {
         #[arg(long, default_value_t = 0.0)]
         rate: f64,
     },
+    /// Clients of an OpenVPN server
+    #[command(flatten)]
+    Crowd(CrowdCommand),
 }
 
 /// The result of an `rr-client`.
@@ -125,6 +129,7 @@ pub fn run(command: &PeerCommand) -> anyhow::Result<()> {
         PeerCommand::UdpFlood { connect, size, seconds, rate } => {
             emit(&flood(connect, size, limit(seconds), rate)?)?;
         }
+        PeerCommand::Crowd(ref command) => gateway::run(command)?,
     }
     Ok(())
 }

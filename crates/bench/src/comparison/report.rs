@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::attach::AttachRow;
 use super::engine::{CoresRow, EngineRow};
 use super::fair::FairScene;
+use super::gateway::GatewayRow;
 use super::ladder::LadderRow;
 use super::machine::Machine;
 use super::measure::Sample;
@@ -44,6 +45,9 @@ pub struct Report {
     /// Attach and detach on hosts with few containers and with many, where that was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attach: Vec<AttachRow>,
+    /// The gateway for OpenVPN's clients beside OpenVPN's server, where that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gateway: Vec<GatewayRow>,
 }
 
 /// The medians of one row on one underlay. A figure that was not measured is `null`.

@@ -55,10 +55,11 @@ const ALONE: [&str; 11] = [
 /// Tests that the core omits: they watch growth or drift over minutes, measure a figure, or repeat another test
 /// on ports of the other kind, with more containers, with engines that crash, or by another client of the same
 /// interface (the core has one scenario of each: Docker, CNI, OpenVPN).
-const NOT_CORE: [&str; 21] = [
+const NOT_CORE: [&str; 22] = [
     "net_bench::attach_and_detach*",
     "net_bench::every_column*",
     "net_bench::hosts_that_send_at_once*",
+    "net_bench::the_gateway_is_measured*",
     "net_bench::the_table_of_data_channel*",
     "net_cni_chain::a_containers_rate*",
     "net_cni_many::*",

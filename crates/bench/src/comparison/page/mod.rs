@@ -82,6 +82,7 @@ fn answer(order: &str, runs: &BTreeMap<String, Kept>) -> anyhow::Result<String> 
         ["others", ref names @ ..] => tables::others(&reports(names)?),
         ["fair", ref names @ ..] => tables::fair(&reports(names)?),
         ["threads", ref names @ ..] => tables::threads(&reports(names)?),
+        ["gateway", name] => super::gateway::table(&report(name)?.gateway),
         ["attach", name] => super::attach::table(&report(name)?.attach),
         ["engine", name] => super::engine::table(&report(name)?.engine),
         ["workers", name] => tables::workers(&report(name)?.ladder),
