@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{gateway, networks, types};
+use crate::{gateway, login, networks, types};
 
 /// HTTP method of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +103,18 @@ calls! {
     ServeStop = Post "/v1/openvpn/stop" Nothing => gateway::Gateway;
     /// Issues a certificate, and writes a profile.
     ClientIssue = Post "/v1/openvpn/client" gateway::ClientRequest => gateway::ClientProfile;
+    /// Writes a profile without a certificate.
+    ClientShared = Post "/v1/openvpn/shared" login::SharedRequest => login::SharedProfile;
+    /// Adds a user with a password.
+    UserAdd = Post "/v1/openvpn/users/add" login::UserRequest => login::UserChanged;
+    /// Changes a user's password, and ends the sessions that were opened with the old one.
+    UserPassword = Post "/v1/openvpn/users/password" login::UserRequest => login::UserChanged;
+    /// Changes whether a user's logins need codes, and ends the user's sessions.
+    UserTotp = Post "/v1/openvpn/users/totp" login::TotpRequest => login::UserChanged;
+    /// Removes a user, and ends the sessions.
+    UserRemove = Post "/v1/openvpn/users/remove" login::UserName => login::UserChanged;
+    /// Users who may log in with a password.
+    Users = Get "/v1/openvpn/users" Nothing => Vec<login::VpnUser>;
     /// Revokes a client's certificates.
     ClientRevoke = Post "/v1/openvpn/revoke" gateway::ClientRequest => gateway::Revoked;
     /// Connected clients.

@@ -6,6 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::login::{Auth, LoginSettings};
+
 /// The certificate authority of a gateway's clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Authority {
@@ -37,6 +39,8 @@ pub struct ServeRequest {
     pub ping_restart_s: Option<u32>,
     /// What is to move clients' packets.
     pub engine: ServeEngine,
+    /// How clients show who they are.
+    pub login: LoginSettings,
 }
 
 /// What is to move the packets of OpenVPN clients.
@@ -70,6 +74,9 @@ pub struct Gateway {
     /// Why the kernel does not move them, where it was to be tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine_reason: Option<String>,
+    /// What clients show.
+    #[serde(default)]
+    pub auth: Auth,
     /// Clients that are connected.
     pub clients: usize,
     /// Sessions, with those of clients that have not shown who they are.
@@ -82,8 +89,11 @@ pub struct Gateway {
 /// A connected client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VpnClient {
-    /// The name in its certificate.
+    /// The name by which it is known: that of its certificate, or of its user.
     pub name: String,
+    /// The user name, if it has shown one.
+    #[serde(default)]
+    pub user: Option<String>,
     /// Its addresses on the network.
     pub addresses: Vec<IpAddr>,
     /// Where its packets come from.

@@ -10,6 +10,7 @@ mod client;
 mod error;
 mod gateway;
 mod http;
+mod login;
 mod networks;
 mod server;
 mod types;
@@ -21,6 +22,10 @@ pub use gateway::{
     Authority, ClientProfile, ClientRequest, Gateway, Revoked, ServeEngine, ServeRequest, VpnClient,
 };
 pub use http::{HttpError, HttpLimits, HttpLines, HttpRequest};
+pub use login::{
+    Auth, ClientName, LoginSettings, Password, SharedProfile, SharedRequest, TotpRequest,
+    UnknownWord, UserChanged, UserName, UserRequest, VpnUser,
+};
 pub use networks::{Network, NetworkCreateRequest, NetworkHost, NetworkRemoveRequest};
 pub use server::{ApiListener, Routes, is_answered, listen, reply, serve};
 pub use types::*;

@@ -333,8 +333,8 @@ async fn start(
         store.clone(),
         kernel.clone(),
         (Arc::clone(&attachments), Arc::clone(&networks)),
-        settings.nickname.clone(),
-        names.domain(),
+        (settings.nickname.clone(), names.domain()),
+        &settings.runtime_dir,
     )?;
     let turns = Turns::default();
     let control = Control {

@@ -225,6 +225,19 @@ impl Host {
         super::output_of(&mut command, super::host::LAUNCH_LIMIT * 3)
     }
 
+    /// As [`Host::weft`], with a text on standard input.
+    ///
+    /// # Errors
+    /// As [`Host::weft`].
+    pub fn weft_with_input(&self, arguments: &[&str], input: &str) -> Result<Output, SandboxError> {
+        const SCRIPT: &str = "printf %s \"$WEFT_LAB_INPUT\" | exec \"$0\" \"$@\"";
+        let mut command = self.netns.command("sh");
+        command.args(["-c", SCRIPT]).arg(&self.binary).args(arguments);
+        command.env("WEFT_LAB_INPUT", input);
+        self.set_environment(&mut command);
+        super::output_of(&mut command, super::host::LAUNCH_LIMIT * 3)
+    }
+
     /// Runs a `weft` command with `--json` and reads its answer.
     ///
     /// # Errors

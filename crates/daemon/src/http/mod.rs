@@ -98,6 +98,22 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .on(call::ClientRevoke, async |d: State, request: ClientRequest| {
             change(&d.clone(), async move { d.gateway.clone().revoke(request.name).await }).await
         })
+        .on(call::ClientShared, async |d: State, request| {
+            change(&d.clone(), async move { d.shared_profile(request).await }).await
+        })
+        .on(call::UserAdd, async |d: State, request| {
+            change(&d.clone(), async move { d.gateway.clone().add_user(request).await }).await
+        })
+        .on(call::UserPassword, async |d: State, request| {
+            change(&d.clone(), async move { d.gateway.clone().set_password(request).await }).await
+        })
+        .on(call::UserTotp, async |d: State, request| {
+            change(&d.clone(), async move { d.gateway.clone().set_totp(request).await }).await
+        })
+        .on(call::UserRemove, async |d: State, request| {
+            change(&d.clone(), async move { d.gateway.clone().remove_user(request).await }).await
+        })
+        .on(call::Users, async |d: State, Nothing {}| Ok(d.gateway.users()))
         .on(call::Clients, async |d: State, Nothing {}| Ok(d.gateway.clients().await))
         .on(call::Token, async |d: State, Nothing {}| {
             aside(&d.services.clone(), async move { Ok(d.invitation().await) }).await

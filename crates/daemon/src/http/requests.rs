@@ -6,7 +6,8 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use weft_api::{
     ApiError, ClientProfile, ConnectRequest, DetachRequest, Detached, DnsLookupRequest, DnsRecord,
-    ErrorKind, ForgetRequest, Invitation, Ipam, Report, Traffic, Workers,
+    ErrorKind, ForgetRequest, Invitation, Ipam, Report, SharedProfile, SharedRequest, Traffic,
+    Workers,
 };
 use weft_kernel::Kernel;
 use weft_link::{KeyHash, LinkState, Target};
@@ -153,6 +154,16 @@ impl Daemon {
         let near = near(&self.kernel).await;
         let host = views::own_address(self.settings.host, &near);
         Arc::clone(&self.gateway).issue(name, host).await
+    }
+
+    /// Writes a profile for all users of the gateway.
+    pub(crate) async fn shared_profile(
+        &self,
+        request: SharedRequest,
+    ) -> Result<SharedProfile, ApiError> {
+        let near = near(&self.kernel).await;
+        let host = views::own_address(self.settings.host, &near);
+        Arc::clone(&self.gateway).shared_profile(request, host).await
     }
 
     /// Ends the daemon.

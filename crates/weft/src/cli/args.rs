@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use weft_api::{Auth, ClientName};
 use weft_daemon::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, WORKERS_MAX};
 
 use crate::dco::DcoCommand;
@@ -293,9 +294,14 @@ pub enum OpenvpnCommand {
     /// Serve no clients any more; the authority and the clients' addresses stay
     Stop(JsonOnly),
     /// Issue a certificate to a client and print its profile, which holds the private key
-    Client(OpenvpnClientArgs),
+    ///
+    /// With --shared: print a profile without a certificate, for all users of weft openvpn user.
+    Client(OpenvpnProfileArgs),
     /// Revoke all certificates of a client and end its session
     Revoke(OpenvpnClientArgs),
+    /// Users who log in with a password
+    #[command(subcommand)]
+    User(OpenvpnUserCommand),
     /// Connect to an OpenVPN server by a profile, and stay in the foreground until a signal ends it
     ///
     /// SIGTERM and SIGINT end it, SIGUSR1 makes it connect anew. All that it sets up is taken back at the end.
@@ -323,12 +329,85 @@ pub struct OpenvpnServeArgs {
     /// What moves clients' packets
     #[arg(long, value_enum, value_name = "ENGINE", default_value = "auto")]
     pub engine: TunnelEngine,
+    /// What clients show: certificate, password, or both (default: certificate)
+    #[arg(long, value_name = "WHAT")]
+    pub auth: Option<Auth>,
+    /// Name by which a client with both is known: certificate, user, or same, where both must agree (default: same)
+    #[arg(long, value_name = "WHICH")]
+    pub client_name: Option<ClientName>,
+    /// Program that judges user names and passwords in the place of this host's users
+    #[arg(long, value_name = "PATH")]
+    pub auth_program: Option<PathBuf>,
+    /// Seconds for which a token stands for the password; 0: no tokens (default: 43200)
+    #[arg(long, value_name = "SECONDS")]
+    pub token_lifetime: Option<u32>,
+    /// A token that was not renewed for twice so many seconds is no longer good (default: 3600)
+    #[arg(long, value_name = "SECONDS")]
+    pub token_renewal: Option<u32>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// `weft openvpn client` and `weft openvpn revoke`.
+/// `weft openvpn client`.
+#[derive(Debug, Args)]
+pub struct OpenvpnProfileArgs {
+    /// Name of the client
+    #[arg(required_unless_present = "shared", conflicts_with = "shared")]
+    pub name: Option<String>,
+    /// A profile without a certificate, for all users
+    #[arg(long)]
+    pub shared: bool,
+    /// The shared profile asks for a one-time code, too
+    #[arg(long, requires = "shared")]
+    pub totp: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The verbs of `weft openvpn user`. Passwords are asked for at the terminal, or read from standard input.
+#[derive(Debug, Subcommand)]
+pub enum OpenvpnUserCommand {
+    /// Add a user; the password is asked for, or is the first line of standard input
+    Add(OpenvpnUserAddArgs),
+    /// List the users
+    Ls(JsonOnly),
+    /// Remove a user and end the sessions; tokens are no longer good
+    Rm(OpenvpnClientArgs),
+    /// Change a user's password; the sessions begin anew, and tokens are no longer good
+    Passwd(OpenvpnClientArgs),
+    /// Have a user's logins need one-time codes by a new secret, and print it; or no codes any more
+    Totp(OpenvpnUserTotpArgs),
+}
+
+/// `weft openvpn user add`.
+#[derive(Debug, Args)]
+pub struct OpenvpnUserAddArgs {
+    /// Name of the user
+    pub name: String,
+    /// Logins need a one-time code, too; its secret is printed once, for an authenticator
+    #[arg(long)]
+    pub totp: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft openvpn user totp`.
+#[derive(Debug, Args)]
+pub struct OpenvpnUserTotpArgs {
+    /// Name of the user
+    pub name: String,
+    /// No codes any more
+    #[arg(long)]
+    pub off: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft openvpn revoke`, and verbs of `weft openvpn user`.
 #[derive(Debug, Args)]
 pub struct OpenvpnClientArgs {
     /// Name of the client

@@ -18,7 +18,7 @@ use weft_api::{
 use weft_daemon::Reset;
 use weft_daemon::timestamp;
 
-pub(super) use self::gateway::{authority, clients, gateway, revoked};
+pub(super) use self::gateway::{authority, clients, gateway, revoked, user_changed, vpn_users};
 pub(super) use self::networks::{network_created, networks, networks_in_full, networks_removed};
 
 /// Prints `value` as JSON, or as the text that `render` makes of it.

@@ -1,5 +1,7 @@
 //! Commands that ask the running daemon.
 
+mod gateway;
+
 use std::io::{BufRead, IsTerminal};
 use std::path::Path;
 use std::process::ExitCode;
@@ -8,19 +10,17 @@ use anyhow::{Context, bail};
 use serde_json::json;
 use weft_api::call;
 use weft_api::{
-    ApiError, AttachRequest, Attachment, Authority, Client, ClientError, ClientProfile,
-    ClientRequest, ConnectRequest, Connection, DetachRequest, Detached, DnsAddRequest,
-    DnsLookupRequest, DnsName, DnsRecord, DnsRemoveRequest, ErrorKind, ExposeRequest,
-    ForgetRequest, Gateway, Hidden, HideRequest, Invitation, Ipam, Network, NetworkCreateRequest,
-    NetworkRemoveRequest, Peer, Report, Revoked, ServeRequest, Status, Target, VpnClient, Workers,
-    WorkersRequest,
+    ApiError, AttachRequest, Attachment, Authority, Client, ClientError, ConnectRequest,
+    Connection, DetachRequest, Detached, DnsAddRequest, DnsLookupRequest, DnsName, DnsRecord,
+    DnsRemoveRequest, ErrorKind, ExposeRequest, ForgetRequest, Hidden, HideRequest, Invitation,
+    Ipam, Network, NetworkCreateRequest, NetworkRemoveRequest, Peer, Report, Status, Target,
+    VpnClient, Workers, WorkersRequest,
 };
 use weft_daemon as daemon;
 
 use super::args::{
     AttachArgs, CaCommand, Command, DnsAddArgs, DnsLookupArgs, DnsRemoveArgs, ExposeArgs,
-    NetworkCommand, NetworkCreateArgs, NetworkNames, OpenvpnCommand, OpenvpnServeArgs, ResetArgs,
-    StatusPart, split_attach_words,
+    NetworkCommand, NetworkCreateArgs, NetworkNames, ResetArgs, StatusPart, split_attach_words,
 };
 use super::output;
 
@@ -72,7 +72,7 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
             let authority: Authority = daemon.ask::<call::AuthorityInit>().await?;
             output::print(args.json, &authority, output::authority)
         }
-        Command::Openvpn(command) => openvpn(command, daemon).await,
+        Command::Openvpn(command) => gateway::openvpn(command, daemon).await,
         Command::DnsLookup(args) => dns_lookup(args, daemon).await,
         Command::DnsAdd(args) => dns_add(args, daemon).await,
         Command::DnsRemove(args) => dns_remove(args, daemon).await,
@@ -131,35 +131,6 @@ async fn expose(args: ExposeArgs, daemon: &Client) -> anyhow::Result<()> {
     let attachment: Attachment = daemon.call::<call::Expose>(&request).await?;
     output::notes(&attachment);
     output::print(json, &attachment, output::attached)
-}
-
-async fn openvpn(command: OpenvpnCommand, daemon: &Client) -> anyhow::Result<()> {
-    match command {
-        OpenvpnCommand::Serve(args) => {
-            let OpenvpnServeArgs { listen, remote, network, ping, ping_restart, engine, json } =
-                args;
-            let (ping_s, ping_restart_s, engine) = (ping, ping_restart, engine.served());
-            let remotes = remote;
-            let request = ServeRequest { listen, network, remotes, ping_s, ping_restart_s, engine };
-            let gateway: Gateway = daemon.call::<call::Serve>(&request).await?;
-            output::print(json, &gateway, output::gateway)
-        }
-        OpenvpnCommand::Stop(args) => {
-            let gateway: Gateway = daemon.ask::<call::ServeStop>().await?;
-            output::print(args.json, &gateway, output::gateway)
-        }
-        OpenvpnCommand::Client(args) => {
-            let request = ClientRequest { name: args.name };
-            let profile: ClientProfile = daemon.call::<call::ClientIssue>(&request).await?;
-            output::print(args.json, &profile, |profile| profile.profile.clone())
-        }
-        OpenvpnCommand::Revoke(args) => {
-            let request = ClientRequest { name: args.name };
-            let revoked: Revoked = daemon.call::<call::ClientRevoke>(&request).await?;
-            output::print(args.json, &revoked, output::revoked)
-        }
-        OpenvpnCommand::Connect(_) => bail!("this command does not ask the daemon"),
-    }
 }
 
 async fn network(command: NetworkCommand, daemon: &Client) -> anyhow::Result<()> {

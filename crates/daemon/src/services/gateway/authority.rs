@@ -11,7 +11,7 @@ use rcgen::{
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoClientAuth, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use serde::{Deserialize, Serialize};
 use weft_openvpn::device::{KEY_BLOCK_BYTES, KeyBlock};
@@ -97,6 +97,13 @@ pub(super) struct Credentials {
     pub(super) client_key: ClientKeyV2,
 }
 
+/// What a profile for all users needs.
+pub(super) struct Shared {
+    pub(super) authority: String,
+    /// The tls-crypt-v2 key.
+    pub(super) client_key: ClientKeyV2,
+}
+
 /// Whose a certificate is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Holder {
@@ -142,10 +149,7 @@ impl Authority {
         let usage = ExtendedKeyUsagePurpose::ClientAuth;
         let (params, not_after) = end_params(name, &serial, usage, CLIENT_DAYS, now);
         let certificate = params.signed_by(&key, &issuer)?.pem();
-        let block = KeyBlock::new(random::<KEY_BLOCK_BYTES>());
-        let metadata = Metadata::User(name.as_bytes().to_vec());
-        let wrapped = self.wrapping_key()?.wrap(&block, &metadata);
-        let wrapped = wrapped.map_err(|error| AuthorityError::Damaged(error.to_string()))?;
+        let client_key = self.new_client_key(&Metadata::User(name.as_bytes().to_vec()))?;
         let serial = hex(&serial);
         let issued = Issued {
             name: name.to_owned(),
@@ -160,8 +164,21 @@ impl Authority {
             authority: self.certificate.clone(),
             certificate,
             key: Secret::new(key.serialize_pem()),
-            client_key: ClientKeyV2 { key: block, wrapped },
+            client_key,
         })
+    }
+
+    /// What a profile for all users needs: a tls-crypt-v2 key, which says nothing about its holder.
+    pub(super) fn shared(&self) -> Result<Shared, AuthorityError> {
+        let client_key = self.new_client_key(&Metadata::User(Vec::new()))?;
+        Ok(Shared { authority: self.certificate.clone(), client_key })
+    }
+
+    fn new_client_key(&self, metadata: &Metadata) -> Result<ClientKeyV2, AuthorityError> {
+        let key = KeyBlock::new(random::<KEY_BLOCK_BYTES>());
+        let wrapped = self.wrapping_key()?.wrap(&key, metadata);
+        let wrapped = wrapped.map_err(|error| AuthorityError::Damaged(error.to_string()))?;
+        Ok(ClientKeyV2 { key, wrapped })
     }
 
     /// Revokes all certificates of a client. Returns their serial numbers.
@@ -185,9 +202,9 @@ impl Authority {
         self.issued.iter().any(|issued| issued.revoked.is_some() && issued.serial == serial)
     }
 
-    /// How the server shows who it is, and verifies its clients. Whether a certificate is revoked is asked when the
+    /// How the server shows who it is, and verifies its clients, if they are to show certificates. Whether a certificate is revoked is asked when the
     /// client is let in: so a revocation needs no new configuration, and sessions do not begin anew.
-    pub(super) fn tls(&self) -> Result<Arc<ServerConfig>, AuthorityError> {
+    pub(super) fn tls(&self, needs_certificate: bool) -> Result<Arc<ServerConfig>, AuthorityError> {
         let damaged = |error: String| AuthorityError::Damaged(error);
         let certificate = |pem: &str| {
             CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|it| damaged(it.to_string()))
@@ -200,6 +217,10 @@ impl Authority {
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
         let verifier = verifier.build().map_err(|error| damaged(error.to_string()))?;
+        let verifier = match needs_certificate {
+            true => verifier,
+            false => Arc::new(NoClientAuth),
+        };
         let versions = [&rustls::version::TLS13, &rustls::version::TLS12];
         let builder = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&versions)
@@ -366,11 +387,11 @@ mod tests {
         let _ = authority.issue("alice").unwrap();
         let text = serde_json::to_string(&authority).unwrap();
         let mut again: Authority = serde_json::from_str(&text).unwrap();
-        assert!(again.tls().is_ok() && again.wrapping_key().is_ok());
+        assert!(again.tls(true).is_ok() && again.wrapping_key().is_ok());
         let bob = again.issue("bob").unwrap();
         assert!(bob.authority == authority.certificate && bob.not_after.ends_with("T00:00:00Z"));
         again.server_key = Zeroizing::new("none".into());
-        let damaged = again.tls().unwrap_err();
+        let damaged = again.tls(false).unwrap_err();
         assert!(damaged.to_string().contains("restore it from a backup"), "{damaged}");
     }
 }

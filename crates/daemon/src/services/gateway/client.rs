@@ -6,11 +6,12 @@ use std::time::{Instant, SystemTime};
 
 use weft_openvpn::SessionId;
 use weft_openvpn::key_method::PeerInfo;
-use weft_openvpn::messages::Message;
+use weft_openvpn::messages::{AuthFailure, Message};
 use weft_openvpn::session::{Acceptance, Session};
 
 use super::authority::Holder;
 use super::device::NewPeer;
+use super::login::Identity;
 
 /// Datagrams of a client that wait for a thread; it sends those again that are dropped.
 const DATAGRAMS_MAX: usize = 16;
@@ -21,7 +22,11 @@ pub(super) enum Todo {
     Timeout,
     /// Make the client a peer, and let it in.
     Join(Box<NewPeer>, Acceptance),
-    Deny(String),
+    Deny(AuthFailure),
+    /// Lets it go on with a later key, and gives it a new token.
+    Renew(Option<String>),
+    /// Asks its user for a code.
+    AskCode,
     Close(Message),
     Moved(SocketAddr),
     Renegotiate,
@@ -43,12 +48,23 @@ pub(super) enum Stage {
 
 /// A client that has shown who it is.
 pub(super) struct Known {
-    pub(super) holder: Holder,
+    pub(super) login: Identity,
+    /// Its certificate, if it has shown one.
+    pub(super) certificate: Option<Holder>,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) cipher: &'static str,
     pub(super) info: PeerInfo,
     pub(super) since: SystemTime,
     pub(super) last_handshake: SystemTime,
+}
+
+/// What a client has shown that is being judged.
+pub(super) struct Asking {
+    pub(super) certificate: Option<Holder>,
+    pub(super) cipher: &'static str,
+    pub(super) info: PeerInfo,
+    /// Its password was right, and a code is awaited.
+    pub(super) identity: Option<Identity>,
 }
 
 /// A client.
@@ -62,6 +78,8 @@ pub(super) struct Client {
     pub(super) transport: u16,
     pub(super) address: SocketAddr,
     pub(super) stage: Stage,
+    /// What it has shown last, while that is being judged.
+    pub(super) asking: Option<Box<Asking>>,
     /// When its session is to be looked at.
     pub(super) timer: Option<Instant>,
     /// It waits for a thread.
@@ -79,6 +97,7 @@ impl Client {
             transport,
             address,
             stage: Stage::Handshake,
+            asking: None,
             timer: None,
             is_ready: false,
         }

@@ -7,32 +7,37 @@
 mod authority;
 mod client;
 mod device;
+mod login;
 mod profile;
 mod push;
 mod serving;
+mod users;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_api::{
-    ApiError, Attachment, ClientProfile, ErrorKind, ExposeRequest, Revoked, ServeEngine,
-    ServeRequest, VpnClient,
+    ApiError, Attachment, ClientProfile, ErrorKind, ExposeRequest, LoginSettings, Revoked,
+    ServeEngine, ServeRequest, VpnClient,
 };
 use weft_engine::dco::Event;
 use weft_kernel::{CLIENTS_DEVICE, ClientRules, ClientsSpec, Kernel, KernelError};
 use weft_openvpn::gate::{Gate, GateConfig};
 use weft_openvpn::key_method::LinkOptions;
+use weft_openvpn::messages::Message;
 use weft_openvpn::negotiation::ServerPolicy;
 use weft_openvpn::session::{ServerOptions, Timing};
 
 use self::authority::{Authority, AuthorityError};
 use self::device::{DataChannel, MTU};
+use self::login::Logins;
 use self::push::Inside;
-use self::serving::{Begun, Command, Inputs, Serving};
+use self::serving::{Begun, Command, Inputs, Serving, Whom};
 use super::attach::{Attachments, CLIENT_OWNER};
 use super::networks::Networks;
 use super::supervisor::Pulse;
@@ -72,6 +77,8 @@ struct Wanted {
     /// What moves clients' packets. Files of earlier versions do not say.
     #[serde(default)]
     engine: ServeEngine,
+    #[serde(default)]
+    login: LoginSettings,
 }
 
 /// What the gateway does now.
@@ -104,6 +111,8 @@ pub(crate) struct Gateway {
     wanted: watch::Sender<Option<Wanted>>,
     state: watch::Sender<State>,
     authority: Mutex<Option<Authority>>,
+    /// Users, and who tries to log in.
+    logins: Arc<Logins>,
     rules: tokio::sync::Mutex<ClientRules>,
     turns: Turns,
     /// Held during a change, which waits for the disk.
@@ -127,12 +136,13 @@ impl Gateway {
         store: Store,
         kernel: Kernel,
         (attachments, networks): (Arc<Attachments>, Arc<Networks>),
-        nickname: String,
-        domain: String,
+        (nickname, domain): (String, String),
+        runtime_dir: &Path,
     ) -> Result<Self, StoreError> {
         let wanted: Option<Option<Wanted>> = store.load(FILE)?;
         let authority = store.load(AUTHORITY_FILE)?;
         let rules = ClientRules::new(kernel.clone());
+        let logins = Logins::new(store.clone(), runtime_dir, &nickname)?;
         Ok(Self {
             store,
             kernel,
@@ -143,6 +153,7 @@ impl Gateway {
             wanted: watch::Sender::new(wanted.flatten()),
             state: watch::Sender::default(),
             authority: Mutex::new(authority),
+            logins: Arc::new(logins),
             rules: tokio::sync::Mutex::new(rules),
             turns: Turns::default(),
             changing: tokio::sync::Mutex::default(),
@@ -172,10 +183,14 @@ impl Gateway {
     ) -> Result<ClientProfile, ApiError> {
         let _one = self.changing.lock().await;
         let remotes = self.remotes(host)?;
+        let asks = profile::Asks {
+            password: self.login_settings().auth.has_password(),
+            code: self.logins.has_codes(&name),
+        };
         self.change_authority(move |known| {
             let mut after = known.ok_or_else(no_authority)?;
             let credentials = after.issue(&name).map_err(refusal)?;
-            let profile = profile::profile(&name, &credentials, &remotes);
+            let profile = profile::profile(&name, &credentials, &remotes, asks);
             let profile = profile.map_err(|error| ApiError::new(ErrorKind::Conflict, error))?;
             let profile = ClientProfile {
                 name,
@@ -199,11 +214,10 @@ impl Gateway {
                 Ok((after, serials))
             })
             .await?;
-        let ended = self.ask(|reply| Command::End { name: name.clone(), reply }).await;
-        for network in self.networks_served() {
-            let owner = owner_of(&network, &name);
-            self.attachments.tell(Request::Release { owner }).await;
-        }
+        let (whom, farewell) =
+            (Whom::Certificate(name.clone()), Message::Halt("certificate revoked".into()));
+        let ended = self.ask(|reply| Command::End { whom, farewell, reply }).await;
+        self.free_addresses(&name).await;
         Ok(Revoked { name, serials, was_connected: ended.unwrap_or_default() })
     }
 
@@ -279,6 +293,14 @@ impl Gateway {
         }
     }
 
+    /// A client of this name comes no more: others may have its addresses.
+    async fn free_addresses(&self, name: &str) {
+        for network in self.networks_served() {
+            let owner = owner_of(&network, name);
+            self.attachments.tell(Request::Release { owner }).await;
+        }
+    }
+
     /// Asks the task that serves; `None`: none does.
     async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Option<T> {
         let commands = match &*self.state.borrow() {
@@ -311,6 +333,11 @@ impl Gateway {
 
     fn wanted_now(&self) -> Option<Wanted> {
         self.wanted.borrow().clone()
+    }
+
+    /// How clients show who they are now.
+    fn login_settings(&self) -> LoginSettings {
+        self.wanted_now().map(|wanted| wanted.login).unwrap_or_default()
     }
 
     /// Networks on which clients may have addresses of this host's.
@@ -368,7 +395,8 @@ impl Gateway {
     /// The wish of a request, once it is found to be possible.
     async fn checked(&self, request: ServeRequest) -> Result<Wanted, ApiError> {
         let bad = |text: String| Err(ApiError::new(ErrorKind::BadRequest, text));
-        let ServeRequest { listen, network, remotes, ping_s, ping_restart_s, engine } = request;
+        let ServeRequest { listen, network, remotes, ping_s, ping_restart_s, engine, login } =
+            request;
         if listen.len() > LISTEN_MAX || remotes.len() > LISTEN_MAX {
             return bad(format!("at most {LISTEN_MAX} addresses to listen on, and as many places"));
         }
@@ -382,8 +410,11 @@ impl Gateway {
                 "ping {ping_s} and ping-restart {restart_s} do not fit: 0 < ping < ping-restart <= {PING_MAX_S} seconds"
             ));
         }
+        if let Some(fault) = login::fault(&login) {
+            return bad(fault);
+        }
         let network = self.networks.join(network.as_deref()).await?.name;
-        Ok(Wanted { listen, network, remotes, ping_s, ping_restart_s: restart_s, engine })
+        Ok(Wanted { listen, network, remotes, ping_s, ping_restart_s: restart_s, engine, login })
     }
 
     /// Waits until the service serves so, or says why it cannot.
@@ -415,7 +446,11 @@ impl Gateway {
         let conflict = |error: String| ApiError::new(ErrorKind::Conflict, error);
         let authority = self.authority_now().ok_or_else(no_authority)?;
         let client_keys = Some(Arc::new(authority.wrapping_key().map_err(refusal)?));
-        let tls = authority.tls().map_err(refusal)?;
+        let tls = authority.tls(wanted.login.auth.has_certificate()).map_err(refusal)?;
+        let (settings, logins) = (wanted.login.clone(), Arc::clone(&self.logins));
+        // The disk may be slow.
+        let prepared = tokio::task::spawn_blocking(move || logins.prepare(&settings)).await;
+        prepared.map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
         let opened = DataChannel::open(wanted, &self.kernel).await;
         let (channel, events) = opened.map_err(|error| conflict(error.to_string()))?;
         if let Some(reason) = channel.reason() {
@@ -459,6 +494,7 @@ impl Gateway {
             },
             exposed: exposed_on(network.vni),
             network,
+            login: wanted.login.clone(),
             has_ipv6: has_ipv6 && inside.own(false).is_some(),
             inside,
             threads_max,
@@ -513,6 +549,7 @@ async fn serve_once(
         addresses: begun.inside.own.clone(),
         engine: begun.channel.engine().into(),
         engine_reason: begun.channel.reason().cloned(),
+        auth: now.login.auth,
         clients: 0,
         sessions: 0,
         drops: BTreeMap::new(),
@@ -545,6 +582,7 @@ fn waiting(wanted: &Wanted, reason: Option<String>) -> weft_api::Gateway {
         reason: Some(reason.unwrap_or_else(|| "it begins".into())),
         listen: wanted.listen.clone(),
         network: wanted.network.clone(),
+        auth: wanted.login.auth,
         ..weft_api::Gateway::default()
     }
 }

@@ -3,8 +3,24 @@
 use weft_openvpn::config::{NewProfile, ProfileError, Wrapping};
 use zeroize::Zeroizing;
 
-use super::authority::{Credentials, SERVER_NAME};
+use super::authority::{Credentials, SERVER_NAME, Shared};
 use super::device::PORT;
+use super::login::CODE_TEXT;
+
+/// What a client asks its user for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Asks {
+    pub(super) password: bool,
+    /// A one-time code, with the password.
+    pub(super) code: bool,
+}
+
+impl Asks {
+    /// The question, and that its answer may be shown.
+    fn challenge(self) -> Option<(&'static str, bool)> {
+        (self.password && self.code).then_some((CODE_TEXT, true))
+    }
+}
 
 /// The profile of a client that reaches the gateway at one of these places, each HOST or HOST:PORT.
 ///
@@ -14,12 +30,9 @@ pub(super) fn profile(
     name: &str,
     credentials: &Credentials,
     places: &[String],
+    asks: Asks,
 ) -> Result<Zeroizing<String>, ProfileError> {
-    let remote = |place: &String| {
-        let (host, port) = host_and_port(place);
-        (host.to_owned(), port, false)
-    };
-    let remotes: Vec<_> = places.iter().map(remote).collect();
+    let remotes = remotes(places);
     NewProfile {
         comment: &format!("{name}, for Weft. It holds a private key: keep it secret."),
         remotes: &remotes,
@@ -28,10 +41,42 @@ pub(super) fn profile(
         cert: Some((&credentials.certificate, &credentials.key)),
         wrapping: Wrapping::TlsCryptV2(&credentials.client_key),
         server_name: Some(SERVER_NAME),
-        asks_password: false,
-        challenge: None,
+        asks_password: asks.password,
+        challenge: asks.challenge(),
     }
     .to_text()
+}
+
+/// The profile of all users, who show no certificate. `asks_code`: they are asked for a one-time code, too.
+///
+/// # Errors
+/// There is no place, or a place that is none.
+pub(super) fn shared(
+    shared: &Shared,
+    places: &[String],
+    asks_code: bool,
+) -> Result<Zeroizing<String>, ProfileError> {
+    let asks = Asks { password: true, code: asks_code };
+    NewProfile {
+        comment: "All users, for Weft. Each logs in with a name and a password.",
+        remotes: &remotes(places),
+        is_random: false,
+        ca: &shared.authority,
+        cert: None,
+        wrapping: Wrapping::TlsCryptV2(&shared.client_key),
+        server_name: Some(SERVER_NAME),
+        asks_password: true,
+        challenge: asks.challenge(),
+    }
+    .to_text()
+}
+
+fn remotes(places: &[String]) -> Vec<(String, u16, bool)> {
+    let remote = |place: &String| {
+        let (host, port) = host_and_port(place);
+        (host.to_owned(), port, false)
+    };
+    places.iter().map(remote).collect()
 }
 
 /// The host and the port of a place. An IPv6 address with a port is in brackets.
@@ -65,7 +110,8 @@ mod tests {
     fn a_profile_names_all_places_and_holds_all_keys() {
         let credentials = Authority::new("host").unwrap().issue("alice").unwrap();
         let places = ["vpn.example", "192.0.2.1:443", "2001:db8::1", "[2001:db8::2]:1195"];
-        let text = profile("alice", &credentials, &places.map(str::to_owned)).unwrap();
+        let text =
+            profile("alice", &credentials, &places.map(str::to_owned), Asks::default()).unwrap();
         let remotes: Vec<&str> = text.lines().filter(|line| line.starts_with("remote ")).collect();
         let expected = [
             "remote vpn.example 1194 udp",

@@ -5,6 +5,7 @@
 //! with its session: as many at a time as the host has cores, one for each session.
 
 mod events;
+mod login;
 mod routes;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -14,7 +15,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
-use weft_api::VpnClient;
+use weft_api::{LoginSettings, VpnClient};
 use weft_engine::dco::{DEVICE_PEERS_MAX, Event};
 use weft_kernel::{CLIENTS_DEVICE, KernelError};
 use weft_openvpn::device::{DeletionReason, Notification};
@@ -25,11 +26,14 @@ use weft_openvpn::session::{Acceptance, Dropped, ServerOptions, Session, session
 use self::routes::{Routed, Routes};
 use super::client::{Client, Stage, Todo};
 use super::device::{DataChannel, KeyChange, NewPeer};
+use super::login::Verdict;
 use super::push::Inside;
 use super::{Gateway, Wanted};
 use crate::services::networks::OnNetwork;
 use crate::services::supervisor::Pulse;
 use crate::timestamp;
+
+pub(super) use self::login::Whom;
 
 /// Sessions at most, those of clients that have not shown who they are included: as many as the device has peers. They
 /// take about 250 MiB then.
@@ -44,8 +48,8 @@ const TIMEOUTS: u32 = 2;
 pub(super) enum Command {
     /// Lists the connected clients.
     List { reply: oneshot::Sender<Vec<VpnClient>> },
-    /// Ends the sessions of a client. Replies whether it was connected.
-    End { name: String, reply: oneshot::Sender<bool> },
+    /// Ends sessions with a last word. Replies whether one of them was connected.
+    End { whom: Whom, farewell: Message, reply: oneshot::Sender<bool> },
     /// Tells what it has to do now.
     Look { reply: oneshot::Sender<Look> },
 }
@@ -75,6 +79,8 @@ pub(super) struct Begun {
     /// The host's interface on it.
     pub(super) exposed: String,
     pub(super) inside: Inside,
+    /// How clients show who they are.
+    pub(super) login: LoginSettings,
     /// Whether the host passes IPv6 packets on.
     pub(super) has_ipv6: bool,
     pub(super) threads_max: usize,
@@ -118,6 +124,7 @@ enum Input {
     Command(Command),
     Changed,
     Done(Result<Done, JoinError>),
+    Judged(Result<(u32, Verdict), JoinError>),
     Given(Result<(u32, Result<Vec<IpAddr>, String>), JoinError>),
     Routed(Routed),
     Timer,
@@ -137,6 +144,8 @@ pub(super) struct Serving {
     jobs: JoinSet<Done>,
     /// Sessions whose device is being asked.
     changes: JoinSet<Done>,
+    /// Logins whose password or code is being checked.
+    judged: JoinSet<(u32, Verdict)>,
     given: JoinSet<(u32, Result<Vec<IpAddr>, String>)>,
     routing: JoinSet<(Vec<u32>, Result<(), KernelError>)>,
     routes: Routes,
@@ -159,6 +168,7 @@ impl Serving {
             ready: VecDeque::new(),
             jobs: JoinSet::new(),
             changes: JoinSet::new(),
+            judged: JoinSet::new(),
             given: JoinSet::new(),
             routing: JoinSet::new(),
             routes: Routes::new(Instant::now()),
@@ -185,6 +195,10 @@ impl Serving {
                 Input::Event(event) => self.handle_event(event)?,
                 Input::Command(command) => self.handle_command(command),
                 Input::Done(done) => self.take_back(done.map_err(|error| failed(&error))?),
+                Input::Judged(judged) => {
+                    let (number, verdict) = judged.map_err(|error| failed(&error))?;
+                    self.handle_verdict(number, verdict);
+                }
                 Input::Given(given) => {
                     let (number, addresses) = given.map_err(|error| failed(&error))?;
                     self.handle_addresses(number, addresses);
@@ -205,6 +219,7 @@ impl Serving {
             _ = inputs.wanted.changed() => Input::Changed,
             Some(done) = self.jobs.join_next() => Input::Done(done),
             Some(done) = self.changes.join_next() => Input::Done(done),
+            Some(judged) = self.judged.join_next() => Input::Judged(judged),
             Some(given) = self.given.join_next() => Input::Given(given),
             Some(routed) = self.routing.join_next() => Input::Routed(routed),
             () = tokio::time::sleep_until(at.into()) => Input::Timer,
@@ -252,6 +267,10 @@ impl Serving {
         if let Some(number) = here.find(|number| self.clients.get(number).is_some_and(is_its)) {
             return self.ask(number, Todo::Datagram(packet));
         }
+        // Before the door, which opens once for each client.
+        if self.clients.len() >= CLIENTS_MAX {
+            return self.count("too_many_clients");
+        }
         let (now, unix_s) = (Instant::now(), unix_s());
         match self.begun.gate.handle_datagram(now, unix_s, source, &packet) {
             Ok(Gated::Answer(answer)) => self.begun.channel.send(transport, source, &answer),
@@ -265,9 +284,6 @@ impl Serving {
 
     /// Opens a session, on a thread: its first packet may have TLS's public-key work.
     fn admit(&mut self, transport: u16, source: SocketAddr, admission: Admission) {
-        if self.clients.len() >= CLIENTS_MAX {
-            return self.count("too_many_clients");
-        }
         let number = self.free_number();
         let client = Client::new(admission.remote(), transport, source);
         self.clients.insert(number, client);
@@ -343,10 +359,12 @@ impl Serving {
                 self.go_on(&mut session, handled.map_or_else(Then::dropped, |()| Then::Ran));
             }
             Todo::Timeout => session.handle_timeout(now),
-            Todo::Deny(text) => {
+            Todo::Deny(failure) => {
                 // One that is over by now needs no answer.
-                let _ = session.deny(now, AuthFailure::Text(text));
+                let _ = session.deny(now, failure);
             }
+            Todo::Renew(token) => login::renew(&mut session, now, number, token),
+            Todo::AskCode => login::ask_code(&mut session, now),
             Todo::Close(message) => _ = session.close(now, &message),
             Todo::Moved(address) => session.set_address(address),
             Todo::Renegotiate => {
@@ -521,8 +539,9 @@ impl Serving {
             ping_s,
             timeout_s: ping_restart_s.saturating_mul(TIMEOUTS),
         };
-        let options = self.begun.inside.options(&known.addresses);
-        let name = known.holder.name.clone();
+        let mut options = self.begun.inside.options(&known.addresses);
+        options.extend(self.gateway.logins.token_option(&self.begun.login, &known.login));
+        let name = known.login.name.clone();
         client.stage = Stage::Peer { known, is_connected: false };
         // One session for each name: the newest.
         self.forget_others(number, &name);
@@ -557,7 +576,7 @@ impl Serving {
     fn told(&self, number: u32, reason: &str) {
         let client = self.clients.get(&number).filter(|client| client.is_connected());
         if let Some((client, known)) = client.and_then(|it| Some((it, it.known()?))) {
-            let (name, from) = (&known.holder.name, client.address);
+            let (name, from) = (&known.login.name, client.address);
             tracing::info!(client = name, %from, reason, "an OpenVPN client is gone");
         }
     }
@@ -570,9 +589,9 @@ impl Serving {
             self.begun.channel.remove_peer(number);
         }
         match stage {
-            Stage::Asked(known) => self.unname(number, &known.holder.name),
+            Stage::Asked(known) => self.unname(number, &known.login.name),
             Stage::Routing(known) | Stage::Peer { known, .. } => {
-                self.unname(number, &known.holder.name);
+                self.unname(number, &known.login.name);
                 self.routes.remove(&known.addresses);
             }
             Stage::Handshake | Stage::Over => {}
@@ -604,7 +623,9 @@ impl Serving {
     fn handle_command(&mut self, command: Command) {
         match command {
             Command::List { reply } => self.list(reply),
-            Command::End { name, reply } => _ = reply.send(self.end(&name)),
+            Command::End { whom, farewell, reply } => {
+                let _ = reply.send(self.end(&whom, &farewell));
+            }
             Command::Look { reply } => {
                 let own = self.drops.iter().map(|(reason, count)| (*reason, *count));
                 let all = own.chain(self.begun.channel.drops()).filter(|(_, count)| *count > 0);
@@ -615,17 +636,16 @@ impl Serving {
         }
     }
 
-    /// Ends a client's sessions, and tells it not to come back.
-    fn end(&mut self, name: &str) -> bool {
-        let is_connected =
-            |number: &u32| self.clients.get(number).is_some_and(Client::is_connected);
-        let its = self.named(name).into_iter();
-        let its: Vec<(u32, bool)> = its.map(|number| (number, is_connected(&number))).collect();
+    /// Ends sessions with a last word.
+    fn end(&mut self, whom: &Whom, farewell: &Message) -> bool {
+        let is_its = |client: &Client| client.known().is_some_and(|known| whom.is(known));
+        let its = self.clients.iter().filter(|(_, client)| is_its(client));
+        let its: Vec<(u32, bool)> = its.map(|(number, it)| (*number, it.is_connected())).collect();
         for (number, _) in &its {
-            self.told(*number, "its certificate was revoked");
+            self.told(*number, "its certificate was revoked, or its user was removed or changed");
             // At once, also where a thread has the session.
             self.leave(*number);
-            self.ask(*number, Todo::Close(Message::Halt("certificate revoked".into())));
+            self.ask(*number, Todo::Close(farewell.clone()));
         }
         its.iter().any(|(_, was_connected)| *was_connected)
     }
@@ -637,7 +657,8 @@ impl Serving {
         let line = |(number, client): (&u32, &Client)| {
             let known = client.known()?;
             let shown = VpnClient {
-                name: known.holder.name.clone(),
+                name: known.login.name.clone(),
+                user: known.login.user.clone(),
                 addresses: known.addresses.clone(),
                 real_address: client.address,
                 cipher: known.cipher.to_owned(),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use weft_api::{Authority, Gateway, Revoked, VpnClient};
+use weft_api::{Auth, Authority, Gateway, Revoked, UserChanged, VpnClient, VpnUser};
 
 use super::{age, table};
 
@@ -14,7 +14,8 @@ pub(in crate::cli) fn authority(authority: &Authority) -> String {
 }
 
 pub(in crate::cli) fn gateway(gateway: &Gateway) -> String {
-    let Gateway { state, reason, listen, network, clients, engine, engine_reason, .. } = gateway;
+    let Gateway { state, reason, listen, network, clients, engine, engine_reason, auth, .. } =
+        gateway;
     if state == "off" {
         return "no OpenVPN clients are served".into();
     }
@@ -31,6 +32,11 @@ pub(in crate::cli) fn gateway(gateway: &Gateway) -> String {
     if let Some(reason) = engine_reason {
         let _ = write!(text, " (not the kernel's: {reason})");
     }
+    text.push_str(match auth {
+        Auth::Certificate => "",
+        Auth::Password => ", with passwords alone",
+        Auth::Both => ", with certificates and passwords",
+    });
     text
 }
 
@@ -38,6 +44,34 @@ pub(in crate::cli) fn revoked(revoked: &Revoked) -> String {
     let Revoked { name, serials, was_connected } = revoked;
     let ended = if *was_connected { "; its session has ended" } else { "" };
     format!("{} certificates of {name} revoked{ended}", serials.len())
+}
+
+pub(in crate::cli) fn user_changed(changed: &UserChanged) -> String {
+    let UserChanged { name, was_connected, otpauth } = changed;
+    let mut text = format!("{name}: done");
+    if *was_connected {
+        text.push_str("; the session has ended");
+    }
+    if let Some(otpauth) = otpauth {
+        let _ = write!(
+            text,
+            "\nGive this to an authenticator now; it is a secret, and is not shown again:\n{otpauth}"
+        );
+    }
+    text
+}
+
+pub(in crate::cli) fn vpn_users(users: &[VpnUser]) -> String {
+    if users.is_empty() {
+        return "there are no users: weft openvpn user add NAME".into();
+    }
+    let mut table = table(&["NAME", "CODES", "ADDED", "PASSWORD SET"]);
+    for user in users {
+        let codes = if user.totp { "yes" } else { "no" };
+        let (added, set) = (age(&user.added), age(&user.password_set));
+        table.add_row([user.name.clone(), codes.to_owned(), added, set]);
+    }
+    table.to_string()
 }
 
 pub(in crate::cli) fn clients(clients: &[VpnClient]) -> String {

@@ -100,7 +100,7 @@ pub(super) fn printable(text: &str) -> String {
 ///
 /// # Errors
 /// There is no terminal.
-pub(super) async fn ask(prompt: &str, echo: bool) -> anyhow::Result<Secret> {
+pub(crate) async fn ask(prompt: &str, echo: bool) -> anyhow::Result<Secret> {
     let opened = OpenOptions::new().read(true).write(true).open("/dev/tty");
     let mut terminal = opened.map_err(|_| {
         let what = prompt.trim_end_matches([' ', ':']);

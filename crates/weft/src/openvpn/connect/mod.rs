@@ -26,6 +26,8 @@ use serde_json::json;
 
 pub use args::{OpenvpnConnectArgs, TunnelEngine};
 
+pub(crate) use login::ask;
+
 use client::Client;
 use report::Report;
 use signals::Signals;

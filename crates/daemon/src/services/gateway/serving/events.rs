@@ -2,21 +2,17 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
 
-use weft_openvpn::messages::AuthFailure;
-use weft_openvpn::session::{Acceptance, AuthRequest, EndReason, Event, Session};
+use weft_openvpn::messages::{AuthFailure, Message};
+use weft_openvpn::session::{EndReason, Event, Session};
 
 use super::Serving;
-use crate::services::gateway::authority::{Holder, holder_of};
-use crate::services::gateway::client::{Known, Stage, Todo};
+use super::login::REVOKED;
+use crate::services::gateway::client::{Stage, Todo};
 use crate::services::gateway::device::KeyChange;
 use crate::services::gateway::owner_of;
 
 /// What a refused client shows to its user.
-const NO_NAME: &str = "The certificate names no client";
-const REVOKED: &str = "The certificate is revoked";
-const OTHER_NAME: &str = "The certificate is another client's";
 const NO_ADDRESS: &str = "The gateway has no address for this client now";
 
 impl Serving {
@@ -28,16 +24,12 @@ impl Serving {
         event: Event,
     ) -> Option<KeyChange> {
         match event {
-            Event::Authenticate(request) => {
-                if let Err(why) = self.judge(number, session, &request) {
-                    tracing::info!(why, from = %session.address(), "refused an OpenVPN client");
-                    let _ = session.deny(Instant::now(), AuthFailure::Text(why.into()));
-                }
-            }
+            Event::Authenticate(request) => self.authenticate(number, *request),
             Event::InstallKey(slot, keys) => return Some(KeyChange::Install(slot, keys)),
             Event::SwapKeys => return Some(KeyChange::Swap),
             Event::RemoveSecondaryKey => return Some(KeyChange::RemoveSecondary),
             Event::Connected => self.connected(number),
+            Event::Message(Message::ChallengeResponse(code)) => self.handle_answer(number, code),
             // Nothing that a client says beyond that concerns the gateway.
             Event::Pushed(_) | Event::Message(_) => {}
             Event::Ended(reason) => {
@@ -51,49 +43,8 @@ impl Serving {
         None
     }
 
-    /// Begins to let a client in that has shown who it is, or goes on with it; the text says why not.
-    fn judge(
-        &mut self,
-        number: u32,
-        session: &mut Session,
-        request: &AuthRequest,
-    ) -> Result<(), &'static str> {
-        let holder = request.certificates.first().and_then(holder_of).ok_or(NO_NAME)?;
-        if self.gateway.is_revoked(&holder.serial) {
-            return Err(REVOKED);
-        }
-        let Some(client) = self.clients.get_mut(&number) else { return Err(NO_NAME) };
-        if !request.is_renewal {
-            let now = SystemTime::now();
-            let name = holder.name.clone();
-            self.names.entry(name.clone()).or_default().push(number);
-            client.stage = Stage::Asked(Box::new(Known {
-                holder,
-                addresses: Vec::new(),
-                cipher: request.cipher.name(),
-                info: request.peer_info.clone(),
-                since: now,
-                last_handshake: now,
-            }));
-            self.find_addresses(number, name);
-            return Ok(());
-        }
-        let Stage::Peer { known, .. } = &mut client.stage else { return Err(OTHER_NAME) };
-        if known.holder.name != holder.name {
-            return Err(OTHER_NAME);
-        }
-        known.holder = holder;
-        known.last_handshake = SystemTime::now();
-        let Some(peer) = weft_openvpn::data::PeerNumber::new(number) else {
-            return Err(NO_ADDRESS);
-        };
-        // A session that is over by now needs no answer.
-        let _ = session.accept(Instant::now(), Acceptance { peer, options: Vec::new() });
-        Ok(())
-    }
-
     /// Asks the mesh for the addresses of a name, which keeps them.
-    fn find_addresses(&mut self, number: u32, name: String) {
+    pub(super) fn find_addresses(&mut self, number: u32, name: String) {
         let attachments = Arc::clone(&self.gateway.attachments);
         let network = self.begun.network.clone();
         let has_ipv6 = self.begun.has_ipv6;
@@ -113,9 +64,11 @@ impl Serving {
         let Stage::Asked(mut known) = std::mem::replace(&mut client.stage, Stage::Over) else {
             return;
         };
-        let Holder { name, serial } = &known.holder;
+        let name = &known.login.name;
+        let holder = known.certificate.as_ref();
+        let is_revoked = holder.is_some_and(|holder| self.gateway.is_revoked(&holder.serial));
         let refusal = match given {
-            Ok(_) if self.gateway.is_revoked(serial) => Some(REVOKED),
+            Ok(_) if is_revoked => Some(REVOKED),
             Ok(addresses) if addresses.iter().any(IpAddr::is_ipv4) => {
                 known.addresses = addresses;
                 None
@@ -132,8 +85,8 @@ impl Serving {
                 client.stage = Stage::Routing(known);
             }
             Some(why) => {
-                self.unname(number, &known.holder.name);
-                self.ask(number, Todo::Deny(why.into()));
+                self.unname(number, &known.login.name);
+                self.ask(number, Todo::Deny(AuthFailure::Text(why.into())));
             }
         }
     }
@@ -144,7 +97,7 @@ impl Serving {
         let from = client.address;
         let Stage::Peer { known, is_connected } = &mut client.stage else { return };
         *is_connected = true;
-        let (name, addresses) = (&known.holder.name, known.addresses.clone());
+        let (name, addresses) = (&known.login.name, known.addresses.clone());
         tracing::info!(client = name, %from, ?addresses, "an OpenVPN client is connected");
         let (kernel, exposed) = (self.gateway.kernel.clone(), self.begun.exposed.clone());
         tokio::spawn(async move {

@@ -1,0 +1,584 @@
+//! Who may log in: by a certificate, by a user name and a password, or by both, with one-time codes and tokens.
+//!
+//! Passwords are hashed on threads of their own, a few at a time, with a limit of how many wait. What costs nothing
+//! (certificates, tokens, who has tried too often) is judged at once.
+
+mod attempts;
+mod program;
+mod settings;
+mod totp;
+mod users;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+use weft_api::{Auth, LoginSettings, VpnUser};
+use weft_openvpn::auth_token::{EXPIRED_TEXT, TOKEN_SESSION_BYTES, TokenIdentity, TokenSigner};
+use weft_openvpn::key_method::{Credentials, IvProto, PeerInfo};
+use weft_openvpn::messages::{Advance, AuthFailure, Challenge, PasswordForm, Secret};
+use weft_openvpn::static_key::{AuthTokenKey, SINGLE_KEY_BYTES};
+use zeroize::Zeroizing;
+
+use self::attempts::{Attempt, Attempts};
+use self::program::{Answer, Question};
+use self::users::User;
+use super::authority::Holder;
+use crate::upkeep::store::{Store, StoreError};
+
+pub(super) use self::settings::fault;
+pub(super) use self::users::{UserError, Users, hash};
+
+/// The file of the users.
+const USERS_FILE: &str = "openvpn-users.json";
+/// The file of the codes that were taken just now.
+const CODES_FILE: &str = "openvpn-codes.json";
+/// The file of the key that signs tokens.
+const KEY_FILE: &str = "openvpn-token-key.json";
+/// Logins that wait for a thread, or for a program.
+const WAITING_MAX: usize = 256;
+/// Passwords that are hashed at the same time, at most; each takes 19 MiB.
+const HASHES_MAX: usize = 4;
+/// Programs that run at the same time.
+const PROGRAMS_MAX: usize = 8;
+/// Users who have given their password, and whose code is awaited.
+const CHALLENGES_MAX: usize = 1_024;
+/// How long a code is awaited, in seconds.
+pub(super) const CODE_WAIT_S: u64 = 180;
+/// A client comes again after so many seconds when too many wait.
+const BUSY_S: u32 = 5;
+/// Bytes of a token's session that say whose word it stands for.
+const WORD_BYTES: usize = 4;
+
+/// What a refused client shows to its user.
+const NEEDED: &str = "User name and password are needed";
+const WRONG: &str = "Wrong user name or password";
+const WRONG_CODE: &str = "Wrong or used code";
+const NO_CERTIFICATE: &str = "A certificate is needed";
+const OTHER_USER: &str = "The certificate is another user's";
+const NO_NAME: &str = "The user name is no name for a client";
+const LIMITED: &str = "Too many failed logins; try again later";
+const BUSY: &str = "Too many log in at once; try again in a moment";
+const UNABLE: &str = "The gateway cannot check passwords now";
+/// What a user is asked for.
+pub(super) const CODE_TEXT: &str = "One-time code:";
+
+/// A client that asks to be let in.
+pub(super) struct Ask {
+    /// Its certificate, if it has shown one that is good.
+    pub(super) certificate: Option<Holder>,
+    pub(super) credentials: Credentials,
+    pub(super) from: SocketAddr,
+    /// At a later key of a session: who it is.
+    pub(super) known: Option<Identity>,
+    can: Abilities,
+}
+
+/// What a client understands.
+#[derive(Clone, Copy, Debug, Default)]
+struct Abilities {
+    /// A refusal for a time.
+    waits: bool,
+    /// A question in the middle of a login.
+    answers: bool,
+}
+
+/// Who a client is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    /// By which it is known.
+    pub(super) name: String,
+    /// The user who has logged in.
+    pub(super) user: Option<String>,
+    /// What its next token is made from.
+    token: Option<TokenIdentity>,
+    /// The user's, when the password was right; `None`: not one of this host's users.
+    generation: Option<u32>,
+}
+
+/// What is to be done about a client.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    /// It is let in.
+    LetIn(Identity),
+    /// It is not. The word is the counter's.
+    Refuse(&'static str, AuthFailure),
+    /// The password is right; the user is asked for a code, and [`Logins::check_code`] judges it.
+    AskCode(Identity),
+}
+
+/// What is known at once, and what takes time.
+pub(super) enum Judged {
+    Now(Verdict),
+    Later(Box<Checking>),
+}
+
+/// A login whose password is being checked.
+pub(super) struct Checking {
+    logins: Arc<Logins>,
+    settings: LoginSettings,
+    ask: Ask,
+    user: String,
+    password: Zeroizing<String>,
+    name: String,
+    attempt: Attempt,
+    _place: tokio::sync::OwnedSemaphorePermit,
+}
+
+/// All that logins need, for as long as the daemon runs.
+pub(super) struct Logins {
+    store: Store,
+    runtime_dir: PathBuf,
+    /// This host's name for people.
+    host: String,
+    /// The key that signs tokens, once passwords are asked for.
+    key: OnceLock<AuthTokenKey>,
+    users: Mutex<Users>,
+    /// The step of the last code taken of each user, while codes of that step are good.
+    codes: Mutex<BTreeMap<String, u64>>,
+    attempts: Mutex<Attempts>,
+    challenges: Mutex<BTreeMap<String, Awaited>>,
+    waiting: Arc<Semaphore>,
+    hashing: Semaphore,
+    programs: Semaphore,
+}
+
+/// A user whose password was right, and whose code is awaited by a mark.
+struct Awaited {
+    identity: Identity,
+    until: Instant,
+}
+
+/// The key that signs tokens, as it is saved.
+#[derive(Serialize, Deserialize)]
+struct SavedKey {
+    /// As OpenVPN's `--genkey auth-token` writes it.
+    key: Zeroizing<String>,
+}
+
+impl Ask {
+    pub(super) fn new(
+        certificate: Option<Holder>,
+        credentials: Credentials,
+        from: SocketAddr,
+        known: Option<Identity>,
+        info: &PeerInfo,
+    ) -> Self {
+        let waits = info.proto().has(IvProto::AUTH_FAIL_TEMP);
+        let can = Abilities { waits, answers: info.has_sso("crtext") };
+        Self { certificate, credentials, from, known, can }
+    }
+}
+
+impl Logins {
+    /// Reads users and keys.
+    ///
+    /// # Errors
+    /// A file of an earlier run cannot be read.
+    pub(super) fn new(store: Store, runtime_dir: &Path, host: &str) -> Result<Self, StoreError> {
+        program::tidy(runtime_dir);
+        let users = store.load(USERS_FILE)?.unwrap_or_default();
+        let codes = store.load(CODES_FILE)?.unwrap_or_default();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Self {
+            store,
+            runtime_dir: runtime_dir.to_owned(),
+            host: host.to_owned(),
+            key: OnceLock::new(),
+            users: Mutex::new(users),
+            codes: Mutex::new(codes),
+            attempts: Mutex::default(),
+            challenges: Mutex::default(),
+            waiting: Arc::new(Semaphore::new(WAITING_MAX)),
+            hashing: Semaphore::new(cores.min(HASHES_MAX)),
+            programs: Semaphore::new(PROGRAMS_MAX),
+        })
+    }
+
+    /// Prepares for passwords, if they are to be asked for. It may wait for the disk.
+    pub(super) fn prepare(&self, settings: &LoginSettings) {
+        if settings.auth.has_password() {
+            self.key.get_or_init(|| token_key(&self.store));
+        }
+    }
+
+    /// Changes the users on a thread that hashes and waits for the disk. They are saved before they count.
+    pub(super) async fn change<T: Send + 'static>(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut Users) -> Result<T, UserError> + Send + 'static,
+    ) -> Result<T, UserError> {
+        let logins = Arc::clone(self);
+        let changed = tokio::task::spawn_blocking(move || {
+            let mut after = lock(&logins.users).clone();
+            let told = change(&mut after)?;
+            logins.store.save(USERS_FILE, &after)?;
+            *lock(&logins.users) = after;
+            Ok(told)
+        });
+        changed.await?
+    }
+
+    /// All users.
+    pub(super) fn users(&self) -> Vec<VpnUser> {
+        lock(&self.users).shown()
+    }
+
+    /// A user is gone.
+    pub(super) fn forget(&self, user: &str) {
+        lock(&self.attempts).forget(user);
+    }
+
+    /// What a user's authenticator takes.
+    pub(super) fn otpauth(&self, user: &str, secret: &str) -> Zeroizing<String> {
+        totp::otpauth(user, &self.host, secret)
+    }
+
+    /// Whether a user's logins need codes.
+    pub(super) fn has_codes(&self, user: &str) -> bool {
+        lock(&self.users).get(user).is_some_and(|user| user.totp.is_some())
+    }
+
+    /// Judges a client, as far as that takes no time.
+    pub(super) fn judge(self: &Arc<Self>, settings: &LoginSettings, ask: Ask) -> Judged {
+        match self.begin(settings, ask) {
+            Ok(judged) => judged,
+            Err(refused) => Judged::Now(refused),
+        }
+    }
+
+    fn begin(self: &Arc<Self>, settings: &LoginSettings, ask: Ask) -> Result<Judged, Verdict> {
+        let certificate = ask.certificate.as_ref().map(|holder| holder.name.as_str());
+        if settings.auth == Auth::Certificate {
+            let name = settings::name_of(settings, certificate, "").map_err(refused)?;
+            let identity = Identity { name, user: None, token: None, generation: None };
+            return Ok(Judged::Now(Verdict::LetIn(identity)));
+        }
+        let Credentials::Given { user, password } = &ask.credentials else {
+            return Err(refused(NEEDED));
+        };
+        let name = settings::name_of(settings, certificate, user).map_err(refused)?;
+        if let Some(known) = &ask.known
+            && (known.name != name || known.user.as_ref() != Some(user))
+        {
+            return Err(refused(OTHER_USER));
+        }
+        if TokenSigner::is_token(password) {
+            let token = self.check_token(settings, user, password);
+            let (token, generation) = token.ok_or_else(expired)?;
+            let user = Some(user.clone());
+            let token = Some(token);
+            return Ok(Judged::Now(Verdict::LetIn(Identity { name, user, token, generation })));
+        }
+        let attempt = Attempt::new(user, ask.from.ip());
+        let spent = lock(&self.attempts).spend(Instant::now(), &attempt);
+        spent.map_err(|wait| later(ask.can, "login_limited", wait, LIMITED))?;
+        let Ok(place) = Arc::clone(&self.waiting).try_acquire_owned() else {
+            lock(&self.attempts).take_back(&attempt);
+            let wait = Duration::from_secs(BUSY_S.into());
+            return Err(later(ask.can, "login_busy", wait, BUSY));
+        };
+        let (user, password) = (user.clone(), password.clone());
+        let (logins, settings) = (Arc::clone(self), settings.clone());
+        let checking =
+            Checking { logins, settings, ask, user, password, name, attempt, _place: place };
+        Ok(Judged::Later(Box::new(checking)))
+    }
+
+    /// Whether nothing has changed about a user since the password was right.
+    pub(super) fn is_current(&self, identity: &Identity) -> bool {
+        let (Some(user), Some(generation)) = (&identity.user, identity.generation) else {
+            return true;
+        };
+        lock(&self.users).get(user).is_some_and(|user| user.generation == generation)
+    }
+
+    /// The option by which a client gets its token.
+    pub(super) fn token_option(
+        &self,
+        settings: &LoginSettings,
+        identity: &Identity,
+    ) -> Option<String> {
+        let (user, token) = (identity.user.as_ref()?, identity.token?);
+        let token = self.signer(settings)?.sign(user, token, unix_s());
+        Some(format!("auth-token {}", token.expose()))
+    }
+
+    /// Judges the answer to [`Verdict::AskCode`]. It may wait for the disk.
+    pub(super) fn check_code(&self, identity: Identity, code: &str, from: SocketAddr) -> Verdict {
+        let Some(user) = identity.user.clone() else { return refused(WRONG_CODE) };
+        let attempt = Attempt::new(&user, from.ip());
+        let can = Abilities::default();
+        if let Err(wait) = lock(&self.attempts).spend(Instant::now(), &attempt) {
+            return later(can, "login_limited", wait, LIMITED);
+        }
+        if !self.is_current(&identity) || !self.take_code(&user, code) {
+            return refused(WRONG_CODE);
+        }
+        lock(&self.attempts).succeed(attempt);
+        Verdict::LetIn(identity)
+    }
+
+    /// Whether this is a code of the user's that is good now and was not taken before; it is taken by that.
+    fn take_code(&self, user: &str, code: &str) -> bool {
+        let secret = lock(&self.users).get(user).and_then(|user| user.totp.clone());
+        let now = unix_s();
+        let Some(step) = secret.and_then(|secret| totp::step_of(code, &secret, now)) else {
+            return false;
+        };
+        let mut codes = lock(&self.codes);
+        if codes.get(user).is_some_and(|taken| *taken >= step) {
+            return false;
+        }
+        let oldest = (now / totp::STEP_S).saturating_sub(totp::STEPS_AROUND);
+        codes.retain(|_, taken| *taken >= oldest);
+        codes.insert(user.to_owned(), step);
+        self.store.save_or_later(CODES_FILE, &*codes);
+        true
+    }
+
+    fn signer(&self, settings: &LoginSettings) -> Option<TokenSigner> {
+        let (lifetime_s, renewal_s) = settings::tokens(settings)?;
+        Some(TokenSigner::new(self.key.get()?, Some(lifetime_s), renewal_s))
+    }
+
+    /// Who has shown a token that is good, and may still log in.
+    fn check_token(
+        &self,
+        settings: &LoginSettings,
+        user: &str,
+        token: &str,
+    ) -> Option<(TokenIdentity, Option<u32>)> {
+        let valid = self.signer(settings)?.verify(user, token, unix_s()).ok()?;
+        if valid.is_expired || valid.is_for_empty_user {
+            return None;
+        }
+        let generation = match settings.program {
+            Some(_) => None,
+            None => Some(lock(&self.users).get(user)?.generation),
+        };
+        let is_its = valid.identity.session.starts_with(&word_of(settings, generation));
+        is_its.then_some((valid.identity, generation))
+    }
+
+    /// A mark for a user whose code is awaited.
+    fn challenge(&self, identity: Identity) -> Option<String> {
+        let now = Instant::now();
+        let mut challenges = lock(&self.challenges);
+        challenges.retain(|_, awaited| awaited.until > now);
+        if challenges.len() >= CHALLENGES_MAX {
+            return None;
+        }
+        let mark = format!("{:032x}", rand::random::<u128>());
+        let until = now + Duration::from_secs(CODE_WAIT_S);
+        challenges.insert(mark.clone(), Awaited { identity, until });
+        Some(mark)
+    }
+
+    /// The user whose code is awaited by this mark. A mark is good once.
+    fn awaited(&self, mark: &str) -> Option<Identity> {
+        let awaited = lock(&self.challenges).remove(mark)?;
+        (awaited.until > Instant::now()).then_some(awaited.identity)
+    }
+}
+
+impl Checking {
+    /// Checks the password, and a code that came with it.
+    pub(super) async fn run(self) -> Verdict {
+        let verdict = match &self.settings.program {
+            Some(program) => self.ask_program(program).await,
+            None => self.ask_users().await,
+        };
+        let mut attempts = lock(&self.logins.attempts);
+        match &verdict {
+            Verdict::LetIn(_) => attempts.succeed(self.attempt),
+            // The password was right; codes are counted by themselves.
+            Verdict::AskCode(_) | Verdict::Refuse("login_unable" | "login_asked", _) => {
+                attempts.take_back(&self.attempt);
+            }
+            Verdict::Refuse(..) => {}
+        }
+        verdict
+    }
+
+    async fn ask_program(&self, program: &Path) -> Verdict {
+        let unable = || {
+            let wait = Duration::from_secs(BUSY_S.into());
+            later(self.ask.can, "login_unable", wait, UNABLE)
+        };
+        let Ok(_turn) = self.logins.programs.acquire().await else { return unable() };
+        let question = Question {
+            program,
+            directory: &self.logins.runtime_dir,
+            user: &self.user,
+            password: &self.password,
+            certificate: self.ask.certificate.as_ref(),
+            from: self.ask.from,
+        };
+        match program::ask(&question).await {
+            Ok(Answer::Yes) => Verdict::LetIn(self.identity(None)),
+            Ok(Answer::No(reason)) => {
+                let text = reason.unwrap_or_else(|| WRONG.into());
+                Verdict::Refuse("login_refused", AuthFailure::Text(text))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the login program gives no answer");
+                unable()
+            }
+        }
+    }
+
+    async fn ask_users(&self) -> Verdict {
+        let unable = || {
+            let wait = Duration::from_secs(BUSY_S.into());
+            later(self.ask.can, "login_unable", wait, UNABLE)
+        };
+        let Ok(_turn) = self.logins.hashing.acquire().await else { return unable() };
+        let logins = Arc::clone(&self.logins);
+        let (user, form) = (self.user.clone(), PasswordForm::parse(&self.password));
+        let checked = tokio::task::spawn_blocking(move || logins.check(&user, &form)).await;
+        match checked {
+            Ok(Checked::Right(generation)) => Verdict::LetIn(self.identity(Some(generation))),
+            Ok(Checked::Wrong(text)) => refused(text),
+            Ok(Checked::NeedsCode(generation)) => self.ask_code(self.identity(Some(generation))),
+            Err(error) => {
+                tracing::error!(%error, "a login failed; this is a bug in weft");
+                unable()
+            }
+        }
+    }
+
+    /// Asks for a code: in this session if the client can answer there, else with its next one.
+    fn ask_code(&self, identity: Identity) -> Verdict {
+        if self.ask.can.answers {
+            return Verdict::AskCode(identity);
+        }
+        let Some(state) = self.logins.challenge(identity) else {
+            let wait = Duration::from_secs(BUSY_S.into());
+            return later(self.ask.can, "login_busy", wait, BUSY);
+        };
+        let user = self.user.clone();
+        let text = CODE_TEXT.to_owned();
+        let challenge = Challenge { echo: true, has_response: true, state, user, text };
+        Verdict::Refuse("login_asked", AuthFailure::Challenge(challenge))
+    }
+
+    /// Who it is that has just logged in. A later key of a session keeps the session's token.
+    fn identity(&self, generation: Option<u32>) -> Identity {
+        let known = self.ask.known.as_ref().filter(|known| known.generation == generation);
+        let token = known.and_then(|known| known.token).or_else(|| {
+            settings::tokens(&self.settings)?;
+            Some(new_token(word_of(&self.settings, generation)))
+        });
+        Identity { name: self.name.clone(), user: Some(self.user.clone()), token, generation }
+    }
+}
+
+/// What came out of a check, with the user's generation.
+enum Checked {
+    Right(u32),
+    NeedsCode(u32),
+    Wrong(&'static str),
+}
+
+impl Logins {
+    /// Checks what a client put in the place of its password. It takes a core for some time, and may wait for the disk.
+    fn check(&self, name: &str, form: &PasswordForm) -> Checked {
+        let user = lock(&self.users).get(name).cloned();
+        let (password, code) = match form {
+            PasswordForm::Plain(password) => (password, None),
+            PasswordForm::StaticChallenge { password, response } => (password, Some(response)),
+            PasswordForm::DynamicChallenge { state, response } => {
+                return self.check_awaited(name, state, response);
+            }
+        };
+        let is_right = User::has_password(user.as_ref(), password.expose());
+        let Some(user) = user.filter(|_| is_right) else { return Checked::Wrong(WRONG) };
+        match (&user.totp, code) {
+            (None, _) => Checked::Right(user.generation),
+            (Some(_), None) => Checked::NeedsCode(user.generation),
+            (Some(_), Some(code)) if self.take_code(name, code.expose()) => {
+                Checked::Right(user.generation)
+            }
+            (Some(_), Some(_)) => Checked::Wrong(WRONG_CODE),
+        }
+    }
+
+    fn check_awaited(&self, name: &str, mark: &str, code: &Secret) -> Checked {
+        let identity = self.awaited(mark).filter(|awaited| awaited.user.as_deref() == Some(name));
+        let Some(identity) = identity.filter(|identity| self.is_current(identity)) else {
+            return Checked::Wrong(WRONG_CODE);
+        };
+        match identity.generation.filter(|_| self.take_code(name, code.expose())) {
+            Some(generation) => Checked::Right(generation),
+            None => Checked::Wrong(WRONG_CODE),
+        }
+    }
+}
+
+/// The key that signs tokens: that of an earlier run, or a new one.
+fn token_key(store: &Store) -> AuthTokenKey {
+    let saved = store.load::<SavedKey>(KEY_FILE).map_err(|error| error.to_string());
+    let read = |saved: SavedKey| AuthTokenKey::parse(&saved.key).map_err(|error| error.to_string());
+    match saved.and_then(|saved| saved.map(read).transpose()) {
+        Ok(Some(key)) => return key,
+        Ok(None) => {}
+        Err(error) => {
+            tracing::warn!(
+                error,
+                "cannot read the key that signs tokens; users give their passwords again"
+            );
+        }
+    }
+    let mut bytes = Zeroizing::new([0; SINGLE_KEY_BYTES]);
+    rand::fill(&mut bytes[..]);
+    let key = AuthTokenKey::new(*bytes);
+    // If the disk is full, tokens are good until the daemon ends.
+    store.save_or_later(KEY_FILE, &SavedKey { key: key.to_text() });
+    key
+}
+
+/// What a token says of whose word it stands for: the user's generation, or the program that has judged the password.
+fn word_of(settings: &LoginSettings, generation: Option<u32>) -> [u8; WORD_BYTES] {
+    let program = settings.program.as_deref().unwrap_or(Path::new(""));
+    let program = digest(&SHA256, program.as_os_str().as_encoded_bytes());
+    let program: [u8; WORD_BYTES] = program.as_ref().first_chunk().copied().unwrap_or_default();
+    generation.map_or(program, u32::to_be_bytes)
+}
+
+fn new_token(word: [u8; WORD_BYTES]) -> TokenIdentity {
+    let mut session: [u8; TOKEN_SESSION_BYTES] = rand::random();
+    session.iter_mut().zip(word).for_each(|(byte, word)| *byte = word);
+    TokenIdentity { session, login_s: unix_s() }
+}
+
+fn refused(text: &'static str) -> Verdict {
+    Verdict::Refuse("login_refused", AuthFailure::Text(text.into()))
+}
+
+fn expired() -> Verdict {
+    Verdict::Refuse("login_token_refused", AuthFailure::Session(EXPIRED_TEXT.into()))
+}
+
+/// A refusal for a time, as far as the client knows such.
+fn later(can: Abilities, counter: &'static str, wait: Duration, text: &str) -> Verdict {
+    let backoff_s = Some(u32::try_from(wait.as_secs()).unwrap_or(u32::MAX).saturating_add(1));
+    let text = text.to_owned();
+    let failure = AuthFailure::Temporary { backoff_s, advance: Some(Advance::No), text };
+    Verdict::Refuse(counter, if can.waits { failure } else { failure.for_old_client() })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! What `weft openvpn serve` may ask for of logins, and what a name means.
+
+use weft_api::{Auth, ClientName, LoginSettings};
+
+use super::program;
+use crate::services::gateway::authority::check_name;
+
+/// How long a token stands for the password unless it is said otherwise, in seconds: a working day.
+const TOKEN_LIFETIME_S: u32 = 43_200;
+/// The longest lifetime, in seconds: ten years, in the place of none.
+const TOKEN_LIFETIME_S_MAX: u32 = 315_360_000;
+/// How often a token is renewed unless it is said otherwise, in seconds: as often as keys are.
+const TOKEN_RENEWAL_S: u32 = 3_600;
+
+/// Tokens of these settings: lifetime and renewal in seconds; `None`: there are none.
+pub(super) fn tokens(settings: &LoginSettings) -> Option<(u64, u64)> {
+    let lifetime_s = settings.token_lifetime_s.unwrap_or(TOKEN_LIFETIME_S);
+    let renewal_s = settings.token_renewal_s.unwrap_or(TOKEN_RENEWAL_S);
+    (lifetime_s > 0).then_some((lifetime_s.into(), renewal_s.into()))
+}
+
+/// Why these settings cannot be, in words for the administrator.
+pub(in super::super) fn fault(settings: &LoginSettings) -> Option<String> {
+    let LoginSettings { auth, client_name, program, token_lifetime_s, token_renewal_s } = settings;
+    if *client_name != ClientName::Same && *auth != Auth::Both {
+        return Some(
+            "a client with one name is known by that: --client-name goes with --auth both".into(),
+        );
+    }
+    let is_for_passwords =
+        program.is_some() || token_lifetime_s.is_some() || token_renewal_s.is_some();
+    if is_for_passwords && !auth.has_password() {
+        let text = "no password is asked for: use --auth password or --auth both";
+        return Some(text.into());
+    }
+    if token_lifetime_s.is_some_and(|it| it > TOKEN_LIFETIME_S_MAX) || *token_renewal_s == Some(0) {
+        return Some(format!(
+            "a token is good for 0 to {TOKEN_LIFETIME_S_MAX} seconds, and is renewed after 1 second or later"
+        ));
+    }
+    program.as_deref().and_then(program::fault)
+}
+
+/// The name by which a client is known that has shown these, once they are found to be good; the text says why it
+/// cannot be let in.
+pub(super) fn name_of(
+    settings: &LoginSettings,
+    certificate: Option<&str>,
+    user: &str,
+) -> Result<String, &'static str> {
+    let own = match (settings.auth, settings.client_name) {
+        (Auth::Password, _) | (Auth::Both, ClientName::User) => user,
+        (Auth::Certificate, _) | (Auth::Both, ClientName::Certificate) => {
+            certificate.ok_or(super::NO_CERTIFICATE)?
+        }
+        (Auth::Both, ClientName::Same) => {
+            let certificate = certificate.ok_or(super::NO_CERTIFICATE)?;
+            if certificate != user {
+                return Err(super::OTHER_USER);
+            }
+            certificate
+        }
+    };
+    check_name(own).map_err(|_| super::NO_NAME)?;
+    Ok(own.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn both(client_name: ClientName) -> LoginSettings {
+        LoginSettings { auth: Auth::Both, client_name, ..LoginSettings::default() }
+    }
+
+    #[test]
+    fn a_client_is_known_by_the_name_that_was_asked_for() {
+        let certificate = LoginSettings::default();
+        assert_eq!(name_of(&certificate, Some("laptop"), ""), Ok("laptop".into()));
+        let password = LoginSettings { auth: Auth::Password, ..LoginSettings::default() };
+        assert_eq!(name_of(&password, None, "anna"), Ok("anna".into()));
+        assert_eq!(name_of(&password, None, "a/b"), Err(super::super::NO_NAME));
+        let other = Err(super::super::OTHER_USER);
+        assert_eq!(name_of(&both(ClientName::Same), Some("laptop"), "anna"), other);
+        assert_eq!(name_of(&both(ClientName::Same), Some("anna"), "anna"), Ok("anna".into()));
+        let by = |name| name_of(&both(name), Some("laptop"), "anna");
+        assert_eq!(by(ClientName::User), Ok("anna".into()));
+        assert_eq!(by(ClientName::Certificate), Ok("laptop".into()));
+        for name in [ClientName::Same, ClientName::Certificate] {
+            assert_eq!(name_of(&both(name), None, "anna"), Err(super::super::NO_CERTIFICATE));
+        }
+    }
+
+    #[test]
+    fn settings_that_mean_nothing_together_are_refused() {
+        let none = LoginSettings::default();
+        assert_eq!(fault(&none), None);
+        let cases = [
+            (LoginSettings { client_name: ClientName::User, ..none.clone() }, "--client-name"),
+            (LoginSettings { program: Some("/bin/true".into()), ..none.clone() }, "--auth both"),
+            (LoginSettings { token_lifetime_s: Some(9), ..none }, "--auth both"),
+            (LoginSettings { token_renewal_s: Some(0), ..both(ClientName::Same) }, "renewed after"),
+            (LoginSettings { program: Some("judge".into()), ..both(ClientName::Same) }, "absolute"),
+        ];
+        for (settings, expected) in cases {
+            let text = fault(&settings).unwrap_or_default();
+            assert!(text.contains(expected), "{settings:?}: {text}");
+        }
+        let unlimited =
+            LoginSettings { token_lifetime_s: Some(u32::MAX), ..both(ClientName::Same) };
+        assert!(fault(&unlimited).is_some());
+        let without = LoginSettings { token_lifetime_s: Some(0), ..both(ClientName::Same) };
+        assert_eq!((fault(&without), tokens(&without)), (None, None));
+        assert_eq!(tokens(&both(ClientName::Same)), Some((43_200, 3_600)));
+    }
+}

@@ -1,0 +1,278 @@
+//! Who gets in, who does not, and with which words.
+#![allow(clippy::unwrap_used)]
+
+use tempfile::TempDir;
+
+use super::*;
+
+const PASSWORD: &str = "correct horse";
+/// `IV_PROTO` with a refusal for a time.
+const ABLE: &str = "IV_PROTO=256\n";
+
+struct Place {
+    logins: Arc<Logins>,
+    settings: LoginSettings,
+    dir: TempDir,
+}
+
+impl Place {
+    fn new(settings: LoginSettings) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let logins = opened(&dir, &settings);
+        Self { logins, settings, dir }
+    }
+
+    /// The same after a restart of the daemon.
+    fn restarted(self) -> Self {
+        Self { logins: opened(&self.dir, &self.settings), ..self }
+    }
+
+    async fn add(&self, name: &str, has_codes: bool) -> Option<Zeroizing<String>> {
+        let name = name.to_owned();
+        let add = move |users: &mut Users| users.add(&name, hash(PASSWORD)?, has_codes);
+        self.logins.change(add).await.unwrap()
+    }
+
+    async fn judge(&self, ask: Ask) -> Verdict {
+        match self.logins.judge(&self.settings, ask) {
+            Judged::Now(verdict) => verdict,
+            Judged::Later(checking) => checking.run().await,
+        }
+    }
+
+    async fn log_in(&self, user: &str, password: &str) -> Verdict {
+        self.judge(ask(user, password, None)).await
+    }
+
+    fn token(&self, identity: &Identity) -> String {
+        let option = self.logins.token_option(&self.settings, identity).unwrap();
+        option.strip_prefix("auth-token ").unwrap().to_owned()
+    }
+}
+
+fn opened(dir: &TempDir, settings: &LoginSettings) -> Arc<Logins> {
+    let logins = Logins::new(Store::open(dir.path()).unwrap(), dir.path(), "host").unwrap();
+    logins.prepare(settings);
+    Arc::new(logins)
+}
+
+fn passwords() -> LoginSettings {
+    LoginSettings { auth: Auth::Password, ..LoginSettings::default() }
+}
+
+fn ask(user: &str, password: &str, known: Option<Identity>) -> Ask {
+    asking(user, password, known, ABLE)
+}
+
+fn asking(user: &str, password: &str, known: Option<Identity>, info: &str) -> Ask {
+    let password = Zeroizing::new(password.to_owned());
+    let credentials = Credentials::Given { user: user.to_owned(), password };
+    let from = "192.0.2.7:4000".parse().unwrap();
+    Ask::new(None, credentials, from, known, &PeerInfo::parse(info))
+}
+
+fn let_in(verdict: Verdict) -> Identity {
+    match verdict {
+        Verdict::LetIn(identity) => identity,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn assert_text(verdict: &Verdict, expected: &str) {
+    match verdict {
+        Verdict::Refuse(_, AuthFailure::Text(text)) => assert_eq!(text, expected),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_password_is_asked_for_once_and_a_token_stands_for_it() {
+    let place = Place::new(passwords());
+    place.add("anna", false).await;
+    let identity = let_in(place.log_in("anna", PASSWORD).await);
+    assert_eq!((identity.name.as_str(), identity.user.as_deref()), ("anna", Some("anna")));
+    let token = place.token(&identity);
+    let again = let_in(place.log_in("anna", &token).await);
+    assert_eq!(again, identity);
+    // A later key, and one after a restart of the daemon.
+    let place = place.restarted();
+    let renewed = place.judge(ask("anna", &token, Some(identity.clone()))).await;
+    assert_eq!(let_in(renewed), identity);
+    let is_token_refused = |verdict: &Verdict| {
+        matches!(verdict, Verdict::Refuse("login_token_refused", AuthFailure::Session(_)))
+    };
+    place.add("berta", false).await;
+    let verdict = place.log_in("berta", &token).await;
+    assert!(is_token_refused(&verdict), "a token of another user: {verdict:?}");
+    let set = |users: &mut Users| users.set_password("anna", hash("battery staple")?);
+    place.logins.change(set).await.unwrap();
+    assert!(!place.logins.is_current(&identity));
+    let verdict = place.log_in("anna", &token).await;
+    assert!(is_token_refused(&verdict), "a token of before the change: {verdict:?}");
+    let identity = let_in(place.log_in("anna", "battery staple").await);
+    let token = place.token(&identity);
+    place.logins.change(|users| users.remove("anna")).await.unwrap();
+    let verdict = place.log_in("anna", &token).await;
+    assert!(is_token_refused(&verdict), "a token of nobody: {verdict:?}");
+    assert!(!place.logins.is_current(&identity));
+    // One who is added anew has nothing of the one before.
+    place.add("anna", false).await;
+    assert!(is_token_refused(&place.log_in("anna", &token).await));
+}
+
+#[tokio::test]
+async fn a_token_stands_for_the_word_of_one_judge() {
+    let place = Place::new(passwords());
+    place.add("anna", false).await;
+    let token = place.token(&let_in(place.log_in("anna", PASSWORD).await));
+    let judged_by = |program: &str| LoginSettings { program: Some(program.into()), ..passwords() };
+    let place = Place { settings: judged_by("/bin/true"), ..place };
+    let verdict = place.log_in("anna", &token).await;
+    assert!(matches!(verdict, Verdict::Refuse("login_token_refused", _)), "{verdict:?}");
+    let token = place.token(&let_in(place.log_in("anna", "whatever").await));
+    let_in(place.log_in("anna", &token).await);
+    for settings in [passwords(), judged_by("/bin/false")] {
+        let logins = opened(&place.dir, &settings);
+        let other = Place { logins, settings, dir: tempfile::tempdir().unwrap() };
+        let verdict = other.log_in("anna", &token).await;
+        assert!(matches!(verdict, Verdict::Refuse("login_token_refused", _)), "{verdict:?}");
+    }
+    let place = Place { settings: judged_by("/bin/false"), ..place };
+    assert_text(&place.log_in("anna", "whatever").await, WRONG);
+}
+
+#[tokio::test]
+async fn without_tokens_each_key_needs_the_password() {
+    let place = Place::new(LoginSettings { token_lifetime_s: Some(0), ..passwords() });
+    place.add("anna", false).await;
+    let identity = let_in(place.log_in("anna", PASSWORD).await);
+    assert_eq!(place.logins.token_option(&place.settings, &identity), None);
+    let again = place.judge(ask("anna", PASSWORD, Some(identity.clone()))).await;
+    assert_eq!(let_in(again), identity);
+}
+
+#[tokio::test]
+async fn wrong_passwords_and_unknown_users_get_the_same_words_until_they_wait() {
+    let place = Place::new(passwords());
+    place.add("anna", false).await;
+    for number in 0..5 {
+        assert_text(&place.log_in("anna", "wrong horse").await, WRONG);
+        assert_text(&place.log_in(&format!("u{number}"), PASSWORD).await, WRONG);
+    }
+    let verdict = place.log_in("anna", PASSWORD).await;
+    let Verdict::Refuse("login_limited", AuthFailure::Temporary { backoff_s, .. }) = verdict else {
+        panic!("{verdict:?}")
+    };
+    assert!(backoff_s.unwrap() <= 31, "{backoff_s:?}");
+    let old = place.judge(asking("anna", PASSWORD, None, "IV_VER=2.4\n")).await;
+    assert_text(&old, LIMITED);
+    // Elsewhere she gets in.
+    let mut elsewhere = ask("anna", PASSWORD, None);
+    elsewhere.from = "192.0.2.8:4000".parse().unwrap();
+    let_in(place.judge(elsewhere).await);
+}
+
+#[tokio::test]
+async fn a_later_key_is_for_the_same_user() {
+    let place = Place::new(passwords());
+    place.add("anna", false).await;
+    place.add("berta", false).await;
+    let identity = let_in(place.log_in("anna", PASSWORD).await);
+    let other = place.judge(ask("berta", PASSWORD, Some(identity))).await;
+    assert_text(&other, OTHER_USER);
+    let nothing = Ask { credentials: Credentials::Missing, ..ask("", "", None) };
+    assert_text(&place.judge(nothing).await, NEEDED);
+}
+
+#[tokio::test]
+async fn too_many_who_wait_are_told_to_come_again() {
+    let place = Place::new(passwords());
+    let _all = Arc::clone(&place.logins.waiting).acquire_many_owned(256).await.unwrap();
+    for _ in 0..20 {
+        let verdict = place.log_in("anna", PASSWORD).await;
+        let is_busy =
+            matches!(verdict, Verdict::Refuse("login_busy", AuthFailure::Temporary { .. }));
+        assert!(is_busy, "it counts as a failed attempt: {verdict:?}");
+    }
+}
+
+fn code(secret: &str) -> String {
+    totp::code_now(secret, unix_s())
+}
+
+fn with_code(code: &str) -> String {
+    let (password, response) = (Secret::new(PASSWORD), Secret::new(code));
+    PasswordForm::StaticChallenge { password, response }.to_secret().expose().to_owned()
+}
+
+#[tokio::test]
+async fn a_code_is_taken_once_with_the_password() {
+    let place = Place::new(passwords());
+    let secret = place.add("anna", true).await.unwrap();
+    let good = with_code(&code(&secret));
+    let identity = let_in(place.log_in("anna", &good).await);
+    assert_text(&place.log_in("anna", &good).await, WRONG_CODE);
+    assert_text(&place.log_in("anna", &with_code("")).await, WRONG_CODE);
+    // Nor after a restart. A token needs no code.
+    let token = place.token(&identity);
+    let place = place.restarted();
+    assert_text(&place.log_in("anna", &good).await, WRONG_CODE);
+    let_in(place.log_in("anna", &token).await);
+    // One without codes may use the same profile.
+    place.add("berta", false).await;
+    let_in(place.log_in("berta", &with_code("")).await);
+}
+
+#[tokio::test]
+async fn who_gives_a_password_alone_is_asked_for_a_code() {
+    let place = Place::new(passwords());
+    let secret = place.add("anna", true).await.unwrap();
+    let verdict = place.log_in("anna", PASSWORD).await;
+    let Verdict::Refuse("login_asked", AuthFailure::Challenge(challenge)) = verdict else {
+        panic!("{verdict:?}")
+    };
+    assert_eq!((challenge.user.as_str(), challenge.text.as_str()), ("anna", CODE_TEXT));
+    place.add("berta", false).await;
+    let answer = challenge.answer(&code(&secret));
+    assert_text(&place.log_in("berta", answer.expose()).await, WRONG_CODE);
+    assert_text(&place.log_in("anna", answer.expose()).await, WRONG_CODE);
+    // A mark is good once: that one is gone.
+    let verdict = place.log_in("anna", PASSWORD).await;
+    let Verdict::Refuse(_, AuthFailure::Challenge(challenge)) = verdict else { panic!() };
+    let_in(place.log_in("anna", challenge.answer(&code(&secret)).expose()).await);
+}
+
+#[tokio::test]
+async fn a_client_that_can_answers_in_the_same_session() {
+    let place = Place::new(passwords());
+    let secret = place.add("anna", true).await.unwrap();
+    let able = || asking("anna", PASSWORD, None, "IV_SSO=webauth,crtext\n");
+    let from = "192.0.2.7:4000".parse().unwrap();
+    let Verdict::AskCode(identity) = place.judge(able()).await else { panic!("no question") };
+    assert_text(&place.logins.check_code(identity.clone(), "12345", from), WRONG_CODE);
+    let right = code(&secret);
+    let_in(place.logins.check_code(identity.clone(), &right, from));
+    assert_text(&place.logins.check_code(identity, &right, from), WRONG_CODE);
+    let Verdict::AskCode(identity) = place.judge(able()).await else { panic!("no question") };
+    place.logins.change(|users| users.remove("anna")).await.unwrap();
+    assert_text(&place.logins.check_code(identity, &right, from), WRONG_CODE);
+}
+
+#[tokio::test]
+async fn no_secret_is_shown_and_files_are_for_root_alone() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let place = Place::new(passwords());
+    let secret = place.add("anna", true).await.unwrap();
+    let identity = let_in(place.log_in("anna", &with_code(&code(&secret))).await);
+    let token = place.token(&identity);
+    let text = format!("{identity:?} {:?}", place.log_in("anna", "wrong horse").await);
+    assert!(!text.contains(&token) && !text.contains("wrong horse"), "{text}");
+    for file in [USERS_FILE, CODES_FILE, KEY_FILE] {
+        let mode = std::fs::metadata(place.dir.path().join(file)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{file}");
+        let text = std::fs::read_to_string(place.dir.path().join(file)).unwrap();
+        assert!(!text.contains(PASSWORD) && !text.contains(&token), "{file}");
+    }
+}

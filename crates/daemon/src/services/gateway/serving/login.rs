@@ -1,0 +1,177 @@
+//! Who a client is: its certificate, its password, and what is done when that is known.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use weft_openvpn::data::PeerNumber;
+use weft_openvpn::messages::{AuthFailure, Message, PendingStep, Secret, push_reply};
+use weft_openvpn::session::{Acceptance, AuthRequest, Session};
+
+use super::Serving;
+use crate::services::gateway::authority::{Holder, holder_of};
+use crate::services::gateway::client::{Asking, Known, Stage, Todo};
+use crate::services::gateway::login::{Ask, CODE_TEXT, CODE_WAIT_S, Identity, Judged, Verdict};
+
+/// What a refused client shows to its user.
+const NO_NAME: &str = "The certificate names no client";
+pub(super) const REVOKED: &str = "The certificate is revoked";
+const OTHER_NAME: &str = "The certificate is another client's";
+
+/// Whose sessions end.
+#[derive(Clone, Debug)]
+pub(in super::super) enum Whom {
+    /// Those of a client with a certificate of this name.
+    Certificate(String),
+    /// Those of a user.
+    User(String),
+}
+
+impl Whom {
+    pub(super) fn is(&self, known: &Known) -> bool {
+        match self {
+            Self::Certificate(name) => {
+                known.certificate.as_ref().is_some_and(|holder| holder.name == *name)
+            }
+            Self::User(name) => known.login.user.as_ref() == Some(name),
+        }
+    }
+}
+
+impl Serving {
+    /// A client has shown who it is, at first or with a later key.
+    pub(super) fn authenticate(&mut self, number: u32, request: AuthRequest) {
+        if let Err(why) = self.judge(number, request) {
+            let failure = AuthFailure::Text(why.into());
+            self.handle_verdict(number, Verdict::Refuse("certificate_refused", failure));
+        }
+    }
+
+    fn judge(&mut self, number: u32, request: AuthRequest) -> Result<(), &'static str> {
+        let Some(client) = self.clients.get_mut(&number) else { return Ok(()) };
+        let certificate = match request.certificates.first() {
+            Some(certificate) => Some(holder_of(certificate).ok_or(NO_NAME)?),
+            None => None,
+        };
+        if certificate.as_ref().is_some_and(|holder| self.gateway.is_revoked(&holder.serial)) {
+            return Err(REVOKED);
+        }
+        let known = match (&client.stage, request.is_renewal) {
+            (Stage::Peer { known, .. }, true) => {
+                let name = |of: &Option<Holder>| of.as_ref().map(|holder| holder.name.clone());
+                if name(&known.certificate) != name(&certificate) {
+                    return Err(OTHER_NAME);
+                }
+                Some(known.login.clone())
+            }
+            // A session that has ended here meanwhile.
+            (_, true) => return Err(OTHER_NAME),
+            (_, false) => None,
+        };
+        client.asking = Some(Box::new(Asking {
+            certificate: certificate.clone(),
+            cipher: request.cipher.name(),
+            info: request.peer_info.clone(),
+            identity: None,
+        }));
+        let ask =
+            Ask::new(certificate, request.credentials, client.address, known, &request.peer_info);
+        match self.gateway.logins.judge(&self.begun.login, ask) {
+            Judged::Now(verdict) => self.handle_verdict(number, verdict),
+            Judged::Later(checking) => {
+                self.judged.spawn(async move { (number, checking.run().await) });
+            }
+        }
+        Ok(())
+    }
+
+    /// The answer to a question of [`Verdict::AskCode`].
+    pub(super) fn handle_answer(&mut self, number: u32, code: Secret) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        let Some(asking) = &mut client.asking else { return };
+        let (Some(identity), from) = (asking.identity.take(), client.address) else { return };
+        let logins = Arc::clone(&self.gateway.logins);
+        self.judged
+            .spawn_blocking(move || (number, logins.check_code(identity, code.expose(), from)));
+    }
+
+    pub(super) fn handle_verdict(&mut self, number: u32, verdict: Verdict) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        match verdict {
+            Verdict::LetIn(identity) if self.gateway.logins.is_current(&identity) => {
+                self.let_on(number, identity);
+            }
+            Verdict::LetIn(_) => {
+                let failure = AuthFailure::Text("The user was removed or changed".into());
+                self.refuse(number, "login_refused", failure);
+            }
+            Verdict::AskCode(identity) => {
+                if let Some(asking) = &mut client.asking {
+                    asking.identity = Some(identity);
+                    self.ask(number, Todo::AskCode);
+                }
+            }
+            Verdict::Refuse(counter, failure) => self.refuse(number, counter, failure),
+        }
+    }
+
+    fn refuse(&mut self, number: u32, counter: &'static str, failure: AuthFailure) {
+        self.count(counter);
+        if let Some(client) = self.clients.get(&number) {
+            tracing::info!(why = ?failure, from = %client.address, "refused an OpenVPN client");
+        }
+        self.ask(number, Todo::Deny(failure));
+    }
+
+    /// Begins to let a client in, or goes on with it.
+    fn let_on(&mut self, number: u32, identity: Identity) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        let Some(asking) = client.asking.take() else { return };
+        let Asking { certificate, cipher, info, .. } = *asking;
+        let now = SystemTime::now();
+        if let Stage::Peer { known, .. } = &mut client.stage {
+            known.certificate = certificate;
+            known.last_handshake = now;
+            let token = self.gateway.logins.token_option(&self.begun.login, &identity);
+            known.login = identity;
+            return self.ask(number, Todo::Renew(token));
+        }
+        if !matches!(client.stage, Stage::Handshake) {
+            return;
+        }
+        let name = identity.name.clone();
+        self.names.entry(name.clone()).or_default().push(number);
+        client.stage = Stage::Asked(Box::new(Known {
+            login: identity,
+            certificate,
+            addresses: Vec::new(),
+            cipher,
+            info,
+            since: now,
+            last_handshake: now,
+        }));
+        self.find_addresses(number, name);
+    }
+}
+
+/// Lets a client go on with its new key, which gets a new token behind it.
+pub(super) fn renew(session: &mut Session, now: Instant, number: u32, token: Option<String>) {
+    let Some(peer) = PeerNumber::new(number) else { return };
+    // A session that is over by now needs no answer.
+    if session.accept(now, Acceptance { peer, options: Vec::new() }).is_err() {
+        return;
+    }
+    let parts = token.and_then(|token| push_reply(&[token]).ok()).unwrap_or_default();
+    for part in parts {
+        let _ = session.send(now, &Message::PushReply(part));
+    }
+}
+
+/// Asks a client's user for a code.
+pub(super) fn ask_code(session: &mut Session, now: Instant) {
+    let text = CODE_TEXT.to_owned();
+    let step = PendingStep::Text { echo: true, has_response: true, text };
+    // A session that is over by now needs no question.
+    if session.pend(now, Duration::from_secs(CODE_WAIT_S)).is_ok() {
+        let _ = session.send(now, &Message::InfoPre(step.to_text()));
+    }
+}
