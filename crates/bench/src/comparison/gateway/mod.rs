@@ -84,7 +84,7 @@ pub(super) fn run(command: &CrowdCommand) -> anyhow::Result<()> {
         }
         CrowdCommand::VpnStay { to, seconds } => {
             let many = (to.clients, to.in_flight);
-            crowd::stay(&to.files, to.connect, many, time(*seconds), |result| emit(result))?;
+            crowd::stay(&to.files, to.connect, many, time(*seconds), emit)?;
         }
         CrowdCommand::VpnForge { to, seconds, rate } => {
             emit(&flood::forge(&to.files, to.connect, *rate, time(*seconds))?)?;

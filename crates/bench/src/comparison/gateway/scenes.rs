@@ -388,10 +388,8 @@ fn ping_ms(client: &Netns, to: IpAddr, seconds: u64) -> Result<f64, SandboxError
     let (count, to) = ((seconds * PINGS_PER_S).to_string(), to.to_string());
     let words = ["ping", "-n", "-q", "-i", PING_INTERVAL, "-c", &count, &to];
     let output = client.exec_within(Duration::from_secs(seconds) + GRACE, &words)?.success()?;
-    parse_ping(&output.stdout).ok_or_else(|| SandboxError::UnexpectedOutput {
-        command: output.command,
-        why: output.stdout,
-    })
+    parse_ping(&output.stdout)
+        .ok_or(SandboxError::UnexpectedOutput { command: output.command, why: output.stdout })
 }
 
 fn parse_ping(text: &str) -> Option<f64> {

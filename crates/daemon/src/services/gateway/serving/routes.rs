@@ -22,6 +22,10 @@ const RETRY_S: u64 = 1;
 /// Clients that waited for it, and whether the host is set up for them.
 pub(super) type Routed = Result<(Vec<u32>, Result<(), KernelError>), JoinError>;
 
+/// Whether the rules are looked at as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct WithRules(bool);
+
 /// The addresses of all clients, and what the host is not set up for yet.
 pub(super) struct Routes {
     /// By how many clients have each: for a moment a client's next session has those of the one before.
@@ -34,6 +38,8 @@ pub(super) struct Routes {
     look_at: Instant,
     /// From when on all is looked at with the next change.
     looks_from: Instant,
+    /// When the rules are looked at, too.
+    rules_at: Instant,
     /// Nothing is tried before.
     paused_until: Instant,
 }
@@ -47,6 +53,7 @@ impl Routes {
             waiting: Vec::new(),
             look_at: now,
             looks_from: now,
+            rules_at: now,
             paused_until: now,
         }
     }
@@ -87,23 +94,27 @@ impl Routes {
         now >= self.paused_until && (!is_settled || now >= self.look_at)
     }
 
-    /// Whether all is to be looked at rather than the differences; then that is noted as done.
-    fn begin_look(&mut self, now: Instant) -> bool {
-        let looks = now >= self.looks_from || now >= self.look_at;
-        if now >= self.look_at {
-            self.look_at = now + Duration::from_secs(LOOK_S);
+    /// Whether all is to be looked at rather than the differences, and the rules with it; then that is noted as done.
+    fn begin_look(&mut self, now: Instant) -> Option<WithRules> {
+        if now < self.looks_from && now < self.look_at {
+            // A change is followed by a look all the same.
+            self.look_at = self.look_at.min(self.looks_from);
+            return None;
         }
-        if looks {
-            self.looks_from = now + Duration::from_secs(LOOK_PAUSE_S);
+        self.look_at = now + Duration::from_secs(LOOK_S);
+        self.looks_from = now + Duration::from_secs(LOOK_PAUSE_S);
+        let with_rules = now >= self.rules_at;
+        if with_rules {
+            self.rules_at = self.look_at;
         }
-        looks
+        Some(WithRules(with_rules))
     }
 
     /// The host could not be set up: all is looked at after a pause.
     fn fail(&mut self, now: Instant, waiting: Vec<u32>) {
         self.waiting.extend(waiting);
         self.paused_until = now + Duration::from_secs(RETRY_S);
-        (self.look_at, self.looks_from) = (now, now);
+        (self.look_at, self.looks_from, self.rules_at) = (now, now, now);
     }
 }
 
@@ -119,8 +130,7 @@ impl Serving {
         let (new, gone) = (std::mem::take(&mut routes.new), std::mem::take(&mut routes.gone));
         let (device, exposed) = (CLIENTS_DEVICE.to_owned(), self.begun.exposed.clone());
         let gateway = Arc::clone(&self.gateway);
-        let with_rules = now >= routes.look_at;
-        if routes.begin_look(now) {
+        if let Some(WithRules(with_rules)) = routes.begin_look(now) {
             let addresses = routes.held.keys().copied().collect();
             let spec = ClientsSpec { device, mtu: MTU.into(), exposed, addresses };
             self.routing.spawn(async move { (waiting, gateway.route(&spec, with_rules).await) });
@@ -164,7 +174,6 @@ mod tests {
         let mut routes = Routes::new(now);
         routes.add(1, &addresses(1));
         assert_eq!(routes.new.len(), 1);
-        assert!(routes.begin_look(now), "the first time all is looked at");
         routes.new.clear();
         // The new session comes before the old one goes.
         routes.add(2, &addresses(1));
@@ -183,31 +192,37 @@ mod tests {
     }
 
     #[test]
-    fn many_clients_at_once_cost_one_look_a_second() {
+    fn many_clients_at_once_cost_one_look_a_second_and_rules_one_in_thirty() {
         let now = Instant::now();
+        let at = |seconds: u64| now + Duration::from_secs(seconds);
         let mut routes = Routes::new(now);
-        assert!(routes.is_due(now) && routes.begin_look(now));
+        assert!(routes.is_due(now));
+        assert_eq!(routes.begin_look(now), Some(WithRules(true)));
         assert!(!routes.is_due(now), "nothing has changed");
         routes.add(1, &addresses(1));
-        assert!(routes.is_due(now) && !routes.begin_look(now), "the difference alone");
-        let later = now + Duration::from_secs(LOOK_PAUSE_S);
-        assert!(routes.begin_look(later));
-        let much_later = now + Duration::from_secs(LOOK_S);
+        assert!(routes.is_due(now));
+        assert_eq!(routes.begin_look(now), None, "the difference alone");
         routes.waiting.clear();
         routes.new.clear();
-        assert!(!routes.is_due(later) && routes.is_due(much_later));
-        assert_eq!(routes.next_at(), much_later, "rules are looked at then as well");
+        // What another program did is mended a second after the change at the latest.
+        assert_eq!(routes.next_at(), at(LOOK_PAUSE_S));
+        assert!(routes.is_due(at(LOOK_PAUSE_S)));
+        assert_eq!(routes.begin_look(at(LOOK_PAUSE_S)), Some(WithRules(false)));
+        assert_eq!(routes.next_at(), at(LOOK_PAUSE_S + LOOK_S));
+        assert!(!routes.is_due(at(LOOK_S)));
+        assert_eq!(routes.begin_look(at(LOOK_S)), Some(WithRules(true)));
     }
 
     #[test]
     fn a_failure_is_followed_by_a_look_after_a_pause() {
         let now = Instant::now();
         let mut routes = Routes::new(now);
-        assert!(routes.begin_look(now));
+        assert!(routes.begin_look(now).is_some());
         routes.fail(now, vec![1, 2]);
         let pause = Duration::from_secs(RETRY_S);
         assert!(!routes.is_due(now) && routes.is_due(now + pause));
-        assert!(routes.next_at() == now + pause && routes.begin_look(now + pause));
+        assert_eq!(routes.next_at(), now + pause);
+        assert_eq!(routes.begin_look(now + pause), Some(WithRules(true)));
         assert_eq!(routes.waiting, [1, 2]);
     }
 }
