@@ -1,128 +1,17 @@
 //! Stock OpenVPN clients join the network by a host that serves them, judged by Debian's `openvpn` and by dig.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use serde_json::Value;
-use weft_bench::sandbox::{Container, Host, Netns, Running, require, try_wait_until};
+use weft_bench::sandbox::progress::note;
+use weft_bench::sandbox::{Container, try_wait_until};
+use weft_lab::net::gateway::{CONNECTED, Client, DEVICE, LIMIT, Machine, Stage, serve};
 use weft_lab::net::probe::connection_arrives;
-use weft_lab::net::{Lab, namespace, wait_ping};
+use weft_lab::net::{namespace, wait_ping};
 
-const LIMIT: Duration = Duration::from_secs(20);
 /// Less than a client needs for a handshake, and more than it waits for an answer.
 const REFUSED_LIMIT: Duration = Duration::from_secs(15);
-const CONNECTED: &str = "Initialization Sequence Completed";
-const DEVICE: &str = "weft-vpn";
-
-/// Two hosts, of which the first serves, and a container of each.
-struct Stage {
-    lab: Lab,
-    one: Container,
-    two: Container,
-}
-
-/// A machine outside of the network that reaches the first host.
-struct Machine {
-    netns: Netns,
-    number: u8,
-    /// It connects over IPv4, else over IPv6.
-    is_ipv4: bool,
-}
-
-/// A running client.
-struct Client {
-    process: Running,
-    address: Ipv4Addr,
-    /// The DNS server that it was told of.
-    dns: Ipv4Addr,
-}
-
-impl Stage {
-    fn new() -> anyhow::Result<Self> {
-        require("openvpn", "openvpn")?;
-        require("dig", "bind9-dnsutils")?;
-        let lab = Lab::pair(&[])?;
-        let (one, two) = lab.containers()?;
-        let host = lab.host(0);
-        let refused = host.weft(&["openvpn", "serve"])?;
-        ensure!(refused.stderr.contains("weft ca init"), "{refused:?}");
-        host.weft(&["ca", "init"])?.success()?;
-        let served = serve(host)?;
-        ensure!(served["state"] == "serving", "{served}");
-        Ok(Self { lab, one, two })
-    }
-
-    fn host(&self) -> &Host {
-        self.lab.host(0)
-    }
-
-    fn machine(&self, number: u8) -> anyhow::Result<Machine> {
-        let (netns, host) = (self.lab.sandbox.add_netns(&format!("m{number}"))?, self.host());
-        let (outer, name) = (format!("m{number}"), netns.name().to_owned());
-        host.netns().ip(&format!("link add {outer} type veth peer name wan netns {name}"))?;
-        for (netns, device, last) in [(host.netns(), outer.as_str(), 1), (&netns, "wan", 2)] {
-            netns.ip(&format!("addr add 198.51.{number}.{last}/24 dev {device}"))?;
-            netns.ip(&format!("addr add 2001:db8:{number}::{last}/64 dev {device} nodad"))?;
-            netns.ip(&format!("link set {device} up"))?;
-        }
-        Ok(Machine { netns, number, is_ipv4: true })
-    }
-
-    /// A new profile, in a file.
-    fn profile(&self, host: &Host, name: &str) -> anyhow::Result<PathBuf> {
-        let text = host.weft(&["openvpn", "client", name])?.success()?.stdout;
-        let path = self.lab.sandbox.directory().join(format!("{}-{name}.ovpn", host.index()));
-        std::fs::write(&path, text)?;
-        Ok(path)
-    }
-
-    fn clients(&self) -> anyhow::Result<Vec<Value>> {
-        let list = self.host().weft_json(&["status", "clients"])?;
-        list.as_array().cloned().context("no list")
-    }
-}
-
-/// Clients notice within seconds that a host was away.
-fn serve(host: &Host) -> anyhow::Result<Value> {
-    Ok(host.weft_json(&["openvpn", "serve", "--ping", "1", "--ping-restart", "4"])?)
-}
-
-impl Machine {
-    /// Starts a client.
-    fn start(&self, profile: &Path) -> anyhow::Result<Running> {
-        let (remote, proto) = match self.is_ipv4 {
-            true => (format!("198.51.{}.1", self.number), "udp"),
-            false => (format!("2001:db8:{}::1", self.number), "udp6"),
-        };
-        let profile = profile.to_string_lossy();
-        // The profile's own remote is the host's address on the underlay.
-        let place = ["openvpn", "--remote", &remote, "1194", proto, "--verb", "3"];
-        let words = [&place[..], &["--config", &profile, "--dev", "tun0"]].concat();
-        Ok(self.netns.spawn(&words)?)
-    }
-
-    fn connect(&self, profile: &Path) -> anyhow::Result<Client> {
-        let mut process = self.start(profile)?;
-        let pushed = process.line_with("PUSH_REPLY", LIMIT)?;
-        process.line_with(CONNECTED, LIMIT)?;
-        let value = |name: &str| {
-            let found = pushed.split([',', '\'']).find_map(|option| option.strip_prefix(name));
-            let word = found.and_then(|rest| rest.split_whitespace().next());
-            word.and_then(|word| word.parse().ok()).with_context(|| format!("{name}: {pushed}"))
-        };
-        Ok(Client { address: value("ifconfig ")?, dns: value("dhcp-option DNS ")?, process })
-    }
-
-    fn wait_ping(&self, to: IpAddr) -> anyhow::Result<()> {
-        let to = to.to_string();
-        try_wait_until(&format!("an answer from {to} to a client"), LIMIT, || {
-            Ok(self.netns.exec(&["ping", "-n", "-c", "1", "-W", "1", &to])?.status.success())
-        })?;
-        Ok(())
-    }
-}
 
 #[test]
 fn a_stock_client_reaches_containers_of_all_hosts_by_address_and_by_name() -> anyhow::Result<()> {
@@ -167,6 +56,84 @@ fn a_stock_client_reaches_containers_of_all_hosts_by_address_and_by_name() -> an
     try_wait_until("bob to be gone", LIMIT, || {
         Ok(stage.clients().is_ok_and(|clients| clients.len() == 1))
     })?;
+    Ok(())
+}
+
+/// The short answer of dig to this, asked of a container's own host.
+fn dig(from: &Container, server: &str, words: &[&str]) -> anyhow::Result<String> {
+    let fixed = ["dig", "+short", "+time=2", "+tries=2", server];
+    Ok(from.exec(&[&fixed, words].concat())?.success()?.stdout.trim().to_owned())
+}
+
+#[test]
+fn a_connected_client_has_a_name_on_all_hosts_until_it_is_gone() -> anyhow::Result<()> {
+    let stage = Stage::new()?;
+    let (host, other, asker) = (stage.host(), stage.lab.host(1), &stage.two);
+    host.netns().exec(&["sysctl", "-qw", "net.ipv6.conf.all.forwarding=1"])?.success()?;
+    serve(host)?;
+    let exposed = other.weft_json(&["expose"])?;
+    let own = exposed["addresses"][0].as_str().and_then(|net| net.split('/').next());
+    let server = format!("@{}", own.context("no address")?);
+    let name = "alice.clients.weft.local";
+    let wait_answer = |words: &[&str], wanted: &str| -> anyhow::Result<Duration> {
+        let begun = Instant::now();
+        try_wait_until(&format!("{words:?} to be {wanted:?}"), LIMIT, || {
+            Ok(dig(asker, &server, words).is_ok_and(|answer| answer == wanted))
+        })?;
+        Ok(begun.elapsed())
+    };
+    try_wait_until("DNS of the other host", LIMIT, || {
+        Ok(dig(asker, &server, &["weft.local", "SOA"]).is_ok_and(|answer| !answer.is_empty()))
+    })?;
+    let machine = stage.machine(1)?;
+    let profile = stage.profile(host, "alice")?;
+    let mut alice = machine.connect(&profile)?;
+    let v4 = alice.address.to_string();
+    let clients = stage.clients()?;
+    ensure!(clients[0]["dns_name"] == "alice.clients", "{clients:?}");
+    let v6 = clients[0]["addresses"][1].as_str().context("no IPv6 address")?;
+    let known = wait_answer(&[name, "A"], &v4)?;
+    note(&format!("a client's name was known on the other host after {known:?}"));
+    wait_answer(&[name, "AAAA"], v6)?;
+    for address in [&v4, v6] {
+        wait_answer(&["-x", address], &format!("{name}."))?;
+    }
+    wait_answer(&["+search", "+domain=weft.local", "+ndots=2", "alice.clients", "A"], &v4)?;
+    // Other clients find it, too.
+    let own = machine.netns.exec(&["dig", "+short", &format!("@{}", alice.dns), name])?;
+    ensure!(own.success()?.stdout.trim() == v4);
+    for host in [host, other] {
+        let found = host.weft_json(&["dns-lookup", "alice.clients"])?;
+        ensure!(found[0]["source"] == "client" && found[0]["address"] == v4, "{found}");
+    }
+    let refused = host.weft(&["dns-remove", "alice.clients"])?;
+    ensure!(refused.stderr.contains("not given by hand"), "{refused:?}");
+
+    // It is killed: its ping stays away.
+    alice.process.kill();
+    let gone = wait_answer(&[name, "A"], "")?;
+    note(&format!("after kill -9 its name was gone after {gone:?}"));
+    wait_answer(&["-x", &v4], "")?;
+    // It leaves.
+    let mut alice = machine.connect(&profile)?;
+    wait_answer(&[name, "A"], &v4)?;
+    alice.process.terminate(LIMIT)?;
+    let gone = wait_answer(&[name, "A"], "")?;
+    note(&format!("after its farewell its name was gone after {gone:?}"));
+    // Nobody is served any more.
+    let mut alice = machine.connect(&profile)?;
+    wait_answer(&[name, "A"], &v4)?;
+    host.weft_json(&["openvpn", "stop"])?;
+    wait_answer(&[name, "A"], "")?;
+    alice.process.terminate(LIMIT)?;
+    serve(host)?;
+    // Its certificate is revoked.
+    let mut alice = machine.connect(&profile)?;
+    wait_answer(&[name, "A"], &v4)?;
+    host.weft_json(&["openvpn", "revoke", "alice"])?;
+    let gone = wait_answer(&[name, "A"], "")?;
+    note(&format!("after its revocation its name was gone after {gone:?}"));
+    alice.process.wait(LIMIT)?;
     Ok(())
 }
 

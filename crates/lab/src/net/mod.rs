@@ -3,6 +3,7 @@
 pub mod capture;
 pub mod devices;
 pub mod figures;
+pub mod gateway;
 pub mod guest;
 pub mod iperf;
 pub mod losses;

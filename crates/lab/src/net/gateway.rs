@@ -1,0 +1,164 @@
+//! A host that serves stock OpenVPN clients, and machines outside of the network with Debian's client.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+use weft_bench::sandbox::{Container, Host, Netns, Running, require, try_wait_until};
+
+use super::Lab;
+
+/// The longest that a client takes to connect, and an effect to show.
+pub const LIMIT: Duration = Duration::from_secs(20);
+/// The line of a client that is connected.
+pub const CONNECTED: &str = "Initialization Sequence Completed";
+/// The gateway's device.
+pub const DEVICE: &str = "weft-vpn";
+
+/// Two hosts, of which the first serves, and a container of each.
+pub struct Stage {
+    /// The hosts.
+    pub lab: Lab,
+    /// A container of the first host.
+    pub one: Container,
+    /// A container of the second host.
+    pub two: Container,
+}
+
+/// A machine outside of the network that reaches the first host.
+pub struct Machine {
+    /// Its namespace.
+    pub netns: Netns,
+    /// Of its link to the first host: 198.51.NUMBER.0/24 and 2001:db8:NUMBER::/64, the host being 1 and the machine 2.
+    pub number: u8,
+    /// It connects over IPv4, else over IPv6.
+    pub is_ipv4: bool,
+}
+
+/// A running client.
+pub struct Client {
+    /// The program.
+    pub process: Running,
+    /// Its address on the network.
+    pub address: Ipv4Addr,
+    /// The DNS server that it was told of.
+    pub dns: Ipv4Addr,
+}
+
+impl Stage {
+    /// A host that serves, another host, and a container of each.
+    ///
+    /// # Errors
+    /// A program is missing, or a step fails.
+    pub fn new() -> anyhow::Result<Self> {
+        require("openvpn", "openvpn")?;
+        require("dig", "bind9-dnsutils")?;
+        let lab = Lab::pair(&[])?;
+        let (one, two) = lab.containers()?;
+        let host = lab.host(0);
+        let refused = host.weft(&["openvpn", "serve"])?;
+        ensure!(refused.stderr.contains("weft ca init"), "{refused:?}");
+        host.weft(&["ca", "init"])?.success()?;
+        let served = serve(host)?;
+        ensure!(served["state"] == "serving", "{served}");
+        Ok(Self { lab, one, two })
+    }
+
+    /// The host that serves.
+    #[must_use]
+    pub fn host(&self) -> &Host {
+        self.lab.host(0)
+    }
+
+    /// A machine that is linked to the first host alone.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn machine(&self, number: u8) -> anyhow::Result<Machine> {
+        let (netns, host) = (self.lab.sandbox.add_netns(&format!("m{number}"))?, self.host());
+        let (outer, name) = (format!("m{number}"), netns.name().to_owned());
+        host.netns().ip(&format!("link add {outer} type veth peer name wan netns {name}"))?;
+        for (netns, device, last) in [(host.netns(), outer.as_str(), 1), (&netns, "wan", 2)] {
+            netns.ip(&format!("addr add 198.51.{number}.{last}/24 dev {device}"))?;
+            netns.ip(&format!("addr add 2001:db8:{number}::{last}/64 dev {device} nodad"))?;
+            netns.ip(&format!("link set {device} up"))?;
+        }
+        Ok(Machine { netns, number, is_ipv4: true })
+    }
+
+    /// A new profile of a host's authority, in a file.
+    ///
+    /// # Errors
+    /// The command fails, or the file cannot be written.
+    pub fn profile(&self, host: &Host, name: &str) -> anyhow::Result<PathBuf> {
+        let text = host.weft(&["openvpn", "client", name])?.success()?.stdout;
+        let path = self.lab.sandbox.directory().join(format!("{}-{name}.ovpn", host.index()));
+        std::fs::write(&path, text)?;
+        Ok(path)
+    }
+
+    /// The connected clients, as `weft status clients` shows them.
+    ///
+    /// # Errors
+    /// The command fails.
+    pub fn clients(&self) -> anyhow::Result<Vec<Value>> {
+        let list = self.host().weft_json(&["status", "clients"])?;
+        list.as_array().cloned().context("no list")
+    }
+}
+
+/// Has a host serve. Clients notice within seconds that it was away.
+///
+/// # Errors
+/// The command fails.
+pub fn serve(host: &Host) -> anyhow::Result<Value> {
+    Ok(host.weft_json(&["openvpn", "serve", "--ping", "1", "--ping-restart", "4"])?)
+}
+
+impl Machine {
+    /// Starts a client.
+    ///
+    /// # Errors
+    /// The program does not start.
+    pub fn start(&self, profile: &Path) -> anyhow::Result<Running> {
+        let (remote, proto) = match self.is_ipv4 {
+            true => (format!("198.51.{}.1", self.number), "udp"),
+            false => (format!("2001:db8:{}::1", self.number), "udp6"),
+        };
+        let profile = profile.to_string_lossy();
+        // The profile's own remote is the host's address on the underlay.
+        let place = ["openvpn", "--remote", &remote, "1194", proto, "--verb", "3"];
+        let words = [&place[..], &["--config", &profile, "--dev", "tun0"]].concat();
+        Ok(self.netns.spawn(&words)?)
+    }
+
+    /// Starts a client, and waits until it is connected.
+    ///
+    /// # Errors
+    /// It does not connect in time.
+    pub fn connect(&self, profile: &Path) -> anyhow::Result<Client> {
+        let mut process = self.start(profile)?;
+        let pushed = process.line_with("PUSH_REPLY", LIMIT)?;
+        process.line_with(CONNECTED, LIMIT)?;
+        let value = |name: &str| {
+            let found = pushed.split([',', '\'']).find_map(|option| option.strip_prefix(name));
+            let word = found.and_then(|rest| rest.split_whitespace().next());
+            word.and_then(|word| word.parse().ok()).with_context(|| format!("{name}: {pushed}"))
+        };
+        Ok(Client { address: value("ifconfig ")?, dns: value("dhcp-option DNS ")?, process })
+    }
+
+    /// Waits for an answer to a ping.
+    ///
+    /// # Errors
+    /// None comes in time.
+    pub fn wait_ping(&self, to: IpAddr) -> anyhow::Result<()> {
+        let to = to.to_string();
+        try_wait_until(&format!("an answer from {to} to a client"), LIMIT, || {
+            Ok(self.netns.exec(&["ping", "-n", "-c", "1", "-W", "1", &to])?.status.success())
+        })?;
+        Ok(())
+    }
+}
