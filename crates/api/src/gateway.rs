@@ -94,6 +94,9 @@ pub struct VpnClient {
     /// The user name, if it has shown one.
     #[serde(default)]
     pub user: Option<String>,
+    /// Its name in DNS, below the domain; `None`: DNS cannot have it.
+    #[serde(default)]
+    pub dns_name: Option<String>,
     /// Its addresses on the network.
     pub addresses: Vec<IpAddr>,
     /// Where its packets come from.

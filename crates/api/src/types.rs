@@ -669,7 +669,7 @@ pub struct DnsRecord {
     pub nickname: Option<String>,
     /// Whether it is this host.
     pub local: bool,
-    /// `container`, or `added` by hand.
+    /// `container`, `client` of an OpenVPN gateway, or `added` by hand.
     pub source: String,
 }
 

@@ -47,6 +47,7 @@ use crate::services::cni::Cni;
 use crate::services::docker::Docker;
 use crate::services::gateway::Gateway;
 use crate::services::names::Names;
+use crate::services::names::announced::Announcer;
 use crate::services::networks::Networks;
 use crate::services::resolved::{Interfaces, Resolved};
 use crate::services::supervisor::{Health, Pulse, Supervisor};
@@ -159,6 +160,9 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     });
     start!("gateway", [daemon], |pulse| {
         crate::services::gateway::keep(Arc::clone(&daemon.gateway), pulse)
+    });
+    start!("client names", [daemon], |pulse| {
+        crate::services::gateway::keep_names(Arc::clone(&daemon.gateway), pulse)
     });
     start!("names", [daemon], |pulse| {
         crate::services::names::serve(Arc::clone(&daemon.names), daemon.control.clone(), pulse)
@@ -333,7 +337,11 @@ async fn start(
         store.clone(),
         kernel.clone(),
         (Arc::clone(&attachments), Arc::clone(&networks)),
-        (settings.nickname.clone(), names.domain()),
+        (
+            settings.nickname.clone(),
+            names.domain(),
+            Announcer::new(Arc::clone(&names), request_sender.clone()),
+        ),
         &settings.runtime_dir,
     )?;
     let turns = Turns::default();

@@ -69,7 +69,7 @@ pub struct HostNames {
     pub unlinked_since: Option<Instant>,
     /// Its endpoints.
     pub endpoints: Vec<EndpointInfo>,
-    /// Names that its user gave.
+    /// Names that its user gave, and those of its gateway's clients.
     pub names: Vec<NameRecord>,
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct EndpointChanges {
 struct Remote {
     version: u64,
     endpoints: BTreeMap<Mac, EndpointInfo>,
-    /// Names that its user gave.
+    /// Its [`HostNames::names`].
     names: Vec<NameRecord>,
     /// When they are dropped, if the host has no link.
     expires: Option<Instant>,
@@ -258,7 +258,7 @@ impl EndpointTable {
         &self.local_names
     }
 
-    /// Replaces the names that this host's user gave; whether that changes anything.
+    /// Replaces the names that this host announces beside its endpoints'; whether that changes anything.
     pub(crate) fn set_local_names(&mut self, names: Vec<NameRecord>) -> bool {
         let changed = self.local_names != names;
         self.local_names = names;
@@ -266,7 +266,7 @@ impl EndpointTable {
         changed
     }
 
-    /// Replaces the names that the user of another host gave.
+    /// Replaces the names that another host announces beside its endpoints'.
     pub(crate) fn set_names(&mut self, peer: PeerId, names: Vec<NameRecord>) {
         let known = &mut self.remote.entry(peer).or_default().names;
         self.revision += u64::from(*known != names);

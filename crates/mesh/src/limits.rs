@@ -64,8 +64,11 @@ pub const ALIASES_PER_ENDPOINT_MAX: usize = 8;
 pub const DNS_LABEL_BYTES_MAX: usize = 63;
 /// Length of a name below a network in bytes; with network and domain it stays below the 255 of RFC 1035.
 pub const DNS_NAME_BYTES_MAX: usize = 126;
+/// Names that one host may announce beside those of its endpoints: those that its user gives to addresses, and those of
+/// its gateway's clients.
+pub const NAMES_PER_PEER_MAX: usize = NAMES_BY_HAND_MAX + 16_384;
 /// Names that the user of one host may give to addresses.
-pub const NAMES_PER_PEER_MAX: usize = 1024;
+pub const NAMES_BY_HAND_MAX: usize = 1024;
 /// Addresses of one such name.
 pub const ADDRESSES_PER_NAME_MAX: usize = 16;
 /// Services at one such name.

@@ -330,7 +330,8 @@ pub enum Message {
     },
     /// The sender missed a change and wants the whole set of endpoints.
     EndpointsRequest,
-    /// Names that the sender's user gave: all of them, after link-up and after each change.
+    /// Names that the sender's user gave, and those of its gateway's clients: all of them, after link-up and after each
+    /// change.
     Names {
         /// The whole set begins here; forget parts of an earlier one.
         first: bool,

@@ -1,4 +1,5 @@
-//! Names for DNS: those of endpoints with their aliases, and those that users give to addresses by hand.
+//! Names for DNS: those of endpoints with their aliases, those that users give to addresses by hand, and those of
+//! clients of gateways.
 //!
 //! A host announces its own names alone, over its own links, and a peer keeps them beside that host's endpoints.
 //! So they go whenever its endpoints go. The next whole set replaces them; a restarted daemon sends one. Without a
@@ -35,7 +36,7 @@ pub struct NamePort {
     pub port: u16,
 }
 
-/// A name that a user gave to addresses.
+/// A name that a user gave to addresses, or that a gateway gives to a client while it is connected.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NameRecord {
     /// The name, relative to the network.
@@ -47,6 +48,9 @@ pub struct NameRecord {
     /// Services there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<NamePort>,
+    /// Whether it is the name of a gateway's client. Older versions know no such names.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_client: bool,
 }
 
 impl NameRecord {
@@ -114,8 +118,11 @@ mod tests {
             network: "weft".into(),
             addresses: vec![[192, 0, 2, 1].into()],
             ports: vec![NamePort { service: "sql".into(), transport: Transport::Tcp, port: 5_432 }],
+            is_client: false,
         };
         assert_eq!(fit.fault(), None);
+        // Versions that know no clients' names read it.
+        assert!(!serde_json::to_string(&fit).unwrap().contains("client"));
         let faulty = |change: &dyn Fn(&mut NameRecord)| {
             let mut record = fit.clone();
             change(&mut record);

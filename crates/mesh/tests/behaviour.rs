@@ -471,6 +471,7 @@ fn longest_name(n: u16) -> NameRecord {
             })
             .collect(),
         ports: vec![port; limits::PORTS_PER_NAME_MAX],
+        is_client: true,
     }
 }
 

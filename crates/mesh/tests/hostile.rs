@@ -80,6 +80,7 @@ impl Source {
                 transport: Transport::Udp,
                 port: s.below(3) as u16,
             }),
+            is_client: false,
         }
     }
 

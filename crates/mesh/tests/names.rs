@@ -14,6 +14,7 @@ fn name(name: &str, address: &str) -> NameRecord {
         network: "weft".to_owned(),
         addresses: vec![address.parse().unwrap()],
         ports: Vec::new(),
+        is_client: false,
     }
 }
 

@@ -398,6 +398,7 @@ fn names_of_a_network_are_those_of_hosts_that_share_it() {
         network: network.into(),
         addresses: vec!["192.0.2.1".parse().unwrap()],
         ports: Vec::new(),
+        is_client: false,
     };
     let revision = mesh.names_revision();
     mesh.set_local_endpoint(now, vni, network_box(5, 1)).unwrap();

@@ -303,7 +303,7 @@ impl Mesh {
             && self.has_names_besides()
     }
 
-    /// Announces all names that this host's user gave, in place of those before.
+    /// Announces all names of this host but those of its endpoints, in place of those before.
     ///
     /// # Errors
     /// [`MeshError::BadName`]: one that no host would take, or too many.

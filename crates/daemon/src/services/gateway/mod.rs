@@ -8,6 +8,7 @@ mod authority;
 mod client;
 mod device;
 mod login;
+mod named;
 mod profile;
 mod push;
 mod serving;
@@ -36,9 +37,12 @@ use weft_openvpn::session::{ServerOptions, Timing};
 use self::authority::{Authority, AuthorityError};
 use self::device::{DataChannel, MTU};
 use self::login::Logins;
+use self::named::Named;
+pub(crate) use self::named::keep_names;
 use self::push::Inside;
 use self::serving::{Begun, Command, Inputs, Serving, Whom};
 use super::attach::{Attachments, CLIENT_OWNER};
+use super::names::announced::Announcer;
 use super::networks::Networks;
 use super::supervisor::Pulse;
 use crate::core::control::Request;
@@ -110,6 +114,9 @@ pub(crate) struct Gateway {
     domain: String,
     wanted: watch::Sender<Option<Wanted>>,
     state: watch::Sender<State>,
+    /// What DNS is to know, and who tells it.
+    named: watch::Sender<Named>,
+    announcer: Announcer,
     authority: Mutex<Option<Authority>>,
     /// Users, and who tries to log in.
     logins: Arc<Logins>,
@@ -136,7 +143,7 @@ impl Gateway {
         store: Store,
         kernel: Kernel,
         (attachments, networks): (Arc<Attachments>, Arc<Networks>),
-        (nickname, domain): (String, String),
+        (nickname, domain, announcer): (String, String, Announcer),
         runtime_dir: &Path,
     ) -> Result<Self, StoreError> {
         let wanted: Option<Option<Wanted>> = store.load(FILE)?;
@@ -152,6 +159,8 @@ impl Gateway {
             domain,
             wanted: watch::Sender::new(wanted.flatten()),
             state: watch::Sender::default(),
+            named: watch::Sender::default(),
+            announcer,
             authority: Mutex::new(authority),
             logins: Arc::new(logins),
             rules: tokio::sync::Mutex::new(rules),
@@ -565,6 +574,7 @@ async fn serve_once(
 /// Ends what the gateway has set up on the host: on its interface on a network, or on that of network `weft`, where the
 /// last daemon may have left it. Weft's own device has gone with its owner; the kernel's is removed here.
 async fn tidy(gateway: &Gateway, network: Option<String>) {
+    gateway.unname_all();
     device::remove_leftover(&gateway.kernel).await;
     let network = network.unwrap_or_else(|| NETWORK.to_owned());
     let Ok(network) = gateway.networks.join(Some(&network)).await else { return };

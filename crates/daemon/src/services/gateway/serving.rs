@@ -27,6 +27,7 @@ use self::routes::{Routed, Routes};
 use super::client::{Client, Stage, Todo};
 use super::device::{DataChannel, KeyChange, NewPeer};
 use super::login::Verdict;
+use super::named::dns_name;
 use super::push::Inside;
 use super::{Gateway, Wanted};
 use crate::services::networks::OnNetwork;
@@ -587,6 +588,7 @@ impl Serving {
         let stage = std::mem::replace(&mut client.stage, Stage::Over);
         if matches!(stage, Stage::Peer { .. }) {
             self.begun.channel.remove_peer(number);
+            self.gateway.unname(number);
         }
         match stage {
             Stage::Asked(known) => self.unname(number, &known.login.name),
@@ -659,6 +661,7 @@ impl Serving {
             let shown = VpnClient {
                 name: known.login.name.clone(),
                 user: known.login.user.clone(),
+                dns_name: dns_name(&known.login.name),
                 addresses: known.addresses.clone(),
                 real_address: client.address,
                 cipher: known.cipher.to_owned(),

@@ -28,7 +28,13 @@ fn peer(n: u8) -> PeerId {
 }
 
 fn record(network: &str, name: &str, addresses: Vec<IpAddr>) -> NameRecord {
-    NameRecord { name: name.into(), network: network.into(), addresses, ports: Vec::new() }
+    NameRecord {
+        name: name.into(),
+        network: network.into(),
+        addresses,
+        ports: Vec::new(),
+        is_client: false,
+    }
 }
 
 fn addresses_at(third: u8, count: u8) -> Vec<IpAddr> {

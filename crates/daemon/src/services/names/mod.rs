@@ -4,6 +4,7 @@
 //! [`exchange`] (one question upstream), [`throttle`], [`upstream`]. The service has the sockets. It builds a new
 //! zone when the core says that names have changed, at most ten times a second.
 
+pub(crate) mod announced;
 mod answer;
 mod cache;
 mod counters;
@@ -73,11 +74,13 @@ pub(crate) struct Names {
     changed: watch::Sender<u64>,
     /// Names given by hand, as saved.
     added: Mutex<Vec<NameRecord>>,
+    /// Names that a service of this host announces.
+    announced: Mutex<Vec<NameRecord>>,
     /// When the names of hosts that are still silent are waited for no longer.
     settles_by: Instant,
     /// Whether the containers of the last run are attached again.
     restored: AtomicBool,
-    /// Held during a change, which waits for the disk.
+    /// Held during a change of names by hand or announced ones, which waits for the disk or the core.
     changing: Mutex<()>,
     store: Store,
     warnings: Warnings,
@@ -113,6 +116,7 @@ impl Names {
             zone: watch::Sender::new(zone),
             changed: watch::Sender::new(0),
             added: Mutex::new(saved.into_iter().filter(|it| it.fault().is_none()).collect()),
+            announced: Mutex::default(),
             settles_by: Instant::now() + Duration::from_millis(START_HOLD_MS),
             restored: AtomicBool::new(false),
             changing: Mutex::default(),
@@ -162,6 +166,13 @@ impl Names {
 
     fn added_now(&self) -> Vec<NameRecord> {
         self.added.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// All names of this host but those of its endpoints.
+    fn own_now(&self) -> Vec<NameRecord> {
+        let mut all = self.added_now();
+        all.extend_from_slice(&self.announced.lock().unwrap_or_else(PoisonError::into_inner));
+        all
     }
 }
 

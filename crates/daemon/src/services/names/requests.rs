@@ -11,7 +11,7 @@ use weft_api::{
 use weft_crypto::PeerId;
 use weft_mesh::{NamePort, NameRecord, Transport, limits};
 
-use super::zone::{DEFAULT_NETWORK, Entry, Found, Scope, Zone, is_reserved};
+use super::zone::{DEFAULT_NETWORK, Entry, Found, Scope, Source, Zone, is_reserved};
 use super::{NAMES_FILE, Names};
 use crate::core::control::{NamesSnapshot, Request};
 
@@ -121,6 +121,7 @@ impl Names {
             network,
             addresses: request.addresses,
             ports,
+            is_client: false,
         };
         let reserved = is_reserved(&record.name).then_some("the name means each machine itself");
         if let Some(fault) = record.fault().or(reserved) {
@@ -144,10 +145,10 @@ impl Names {
                 }
                 None => names.push(record),
             }
-            if names.len() > limits::NAMES_PER_PEER_MAX {
+            if names.len() > limits::NAMES_BY_HAND_MAX {
                 let text = format!(
                     "this host has {} names given by hand, and no more are possible; remove some with weft dns-remove",
-                    limits::NAMES_PER_PEER_MAX
+                    limits::NAMES_BY_HAND_MAX
                 );
                 return Err(ApiError::new(ErrorKind::Conflict, text));
             }
@@ -217,7 +218,7 @@ impl Names {
             .map_err(|error| ApiError::new(ErrorKind::Unavailable, error))?;
         self.added.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&names);
         let (reply, told) = oneshot::channel();
-        let _ = control.blocking_send(Request::SetNames { names: names.clone(), reply });
+        let _ = control.blocking_send(Request::SetNames { names: self.own_now(), reply });
         told.blocking_recv()
             .map_err(stopping)?
             .map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
@@ -304,7 +305,12 @@ fn records(
         peer: held.owner.to_hex(),
         nickname: nickname(held.owner),
         local: held.owner == local,
-        source: if held.added { "added" } else { "container" }.to_owned(),
+        source: match held.source {
+            Source::Container => "container",
+            Source::Client => "client",
+            Source::Added => "added",
+        }
+        .to_owned(),
     })
     .collect()
 }
@@ -467,6 +473,7 @@ mod tests {
             network: "bank".into(),
             addresses: vec![[192, 0, 2, 9].into()],
             ports: Vec::new(),
+            is_client: false,
         };
         // It was given while this host was on that network.
         Store::open(dir.path()).unwrap().save(NAMES_FILE, &vec![bank]).unwrap();

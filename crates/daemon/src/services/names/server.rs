@@ -53,7 +53,7 @@ const BIND_RETRY_MS: u64 = 1_000;
 /// Runs the service until the daemon ends.
 pub(crate) async fn serve(names: Arc<Names>, control: mpsc::Sender<Request>, pulse: Pulse) {
     let mut server = Server::new(names, control);
-    server.announce_added().await;
+    server.announce_own().await;
     loop {
         let event = pulse.wait(server.next()).await;
         server.handle(event).await;
@@ -164,11 +164,10 @@ impl Server {
         }
     }
 
-    /// Tells the core of the names given by hand, which it forgot if the daemon was restarted.
-    async fn announce_added(&self) {
-        let (reply, _) = oneshot::channel();
-        let names = self.names.added_now();
-        let _ = self.control.send(Request::SetNames { names, reply }).await;
+    /// Tells the core of this host's names, which it forgot if the daemon was restarted.
+    async fn announce_own(&self) {
+        let (names, control) = (Arc::clone(&self.names), self.control.clone());
+        let _ = tokio::task::spawn_blocking(move || names.announce_again(&control)).await;
     }
 
     async fn next(&mut self) -> Event {

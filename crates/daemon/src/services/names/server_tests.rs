@@ -72,6 +72,7 @@ async fn start_with(upstreams: Vec<SocketAddr>, is_complete: bool) -> Service {
         zone: watch::Sender::new(zone),
         changed: watch::Sender::new(0),
         added: Mutex::default(),
+        announced: Mutex::default(),
         settles_by: Instant::now() + LIMIT,
         restored: AtomicBool::new(true),
         changing: Mutex::default(),
@@ -121,7 +122,8 @@ impl Service {
     /// Gives a name, and waits until it is answered.
     async fn give(&self, text: &str, address: IpAddr) {
         let (name, network) = (text.to_owned(), DEFAULT_NETWORK.to_owned());
-        let record = NameRecord { name, network, addresses: vec![address], ports: vec![] };
+        let record =
+            NameRecord { name, network, addresses: vec![address], ports: vec![], is_client: false };
         self.known.lock().unwrap().push(record);
         self.names.changed.send_modify(|revision| *revision += 1);
         let begun = Instant::now();

@@ -55,8 +55,8 @@ pub(crate) struct NetworkInfo {
 pub(crate) struct Feed {
     /// This host.
     pub(crate) local: PeerId,
-    /// The networks on this host, each with the names of all hosts. Those that a user gave say their own network, and
-    /// count if it is this one.
+    /// The networks on this host, each with the names of all hosts. Those that are no endpoint's say their own network,
+    /// and count if it is this one.
     pub(crate) networks: Vec<(NetworkInfo, Vec<HostNames>)>,
     /// Grows with each change.
     pub(crate) revision: u64,
@@ -71,8 +71,18 @@ pub(crate) struct Held {
     pub(crate) owner: PeerId,
     /// Whether that is this host.
     pub(crate) local: bool,
-    /// Whether a user gave it by hand.
-    pub(crate) added: bool,
+    pub(crate) source: Source,
+}
+
+/// Where a name comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Source {
+    /// It is a container's.
+    Container,
+    /// It is that of a gateway's client.
+    Client,
+    /// A user gave it by hand.
+    Added,
 }
 
 /// The data of a name.
@@ -366,11 +376,11 @@ impl Zone {
         alive: &BTreeSet<(String, String)>,
     ) {
         let held =
-            |address, added| Held { address, owner: host.peer, local: host.peer == local, added };
+            |address, source| Held { address, owner: host.peer, local: host.peer == local, source };
         for endpoint in &host.endpoints {
             self.note_container(endpoint);
             let addresses: Vec<Held> =
-                endpoint.addresses.iter().map(|net| held(net.addr(), false)).collect();
+                endpoint.addresses.iter().map(|net| held(net.addr(), Source::Container)).collect();
             let own = Some(&endpoint.name).filter(|name| !name.is_empty() && !is_pod(endpoint));
             for name in own.into_iter().chain(&endpoint.aliases) {
                 let room = self.room(taken, host.peer, addresses.len());
@@ -381,7 +391,9 @@ impl Zone {
         }
         let here = host.names.iter().filter(|it| it.network.eq_ignore_ascii_case(network));
         for record in here {
-            let addresses: Vec<Held> = record.addresses.iter().map(|it| held(*it, true)).collect();
+            let source = if record.is_client { Source::Client } else { Source::Added };
+            let addresses: Vec<Held> =
+                record.addresses.iter().map(|it| held(*it, source)).collect();
             if self.room(taken, host.peer, addresses.len())
                 && !self.put(network, &record.name, &addresses, &record.ports, alive)
             {
@@ -433,7 +445,8 @@ impl Zone {
             return true;
         }
         // Nobody gives public addresses a name for everyone.
-        let is_own = |held: &&Held| !held.added || names.has_in_range(held.address);
+        let is_own =
+            |held: &&Held| held.source == Source::Container || names.has_in_range(held.address);
         let own: Vec<IpAddr> = addresses.iter().filter(is_own).map(|held| held.address).collect();
         for address in own {
             names.reverse.entry(address).or_default().insert(key.1.clone());

@@ -36,6 +36,7 @@ fn record(network: &str, name: &str, addresses: &[&str]) -> NameRecord {
         network: network.to_owned(),
         addresses: addresses.iter().map(|it| it.parse().unwrap()).collect(),
         ports: Vec::new(),
+        is_client: false,
     }
 }
 
@@ -488,4 +489,30 @@ fn one_host_cannot_fill_the_zone() {
     let zone = built(vec![many(2), host(3, vec![endpoint("web", &[], &["10.32.0.3/12"])], vec![])]);
     assert_eq!(zone.left_out(), (0, ADDRESSES_PER_OWNER_MAX as u64));
     assert_eq!(found(&zone, &on("weft"), "web."), Ok(vec!["10.32.0.3".to_owned()]));
+}
+
+#[test]
+fn a_client_of_a_gateway_has_a_name_below_a_label_of_its_own() {
+    let client = |name: &str, addresses: &[&str]| NameRecord {
+        is_client: true,
+        ..record("weft", name, addresses)
+    };
+    let alice = client("alice.clients", &["10.32.0.9", "fd00:1::9"]);
+    // Nobody gives an address outside of the network a name by saying that it is a client's.
+    let names = vec![alice, client("eve.clients", &["192.0.2.1"])];
+    let zone = built(vec![host(2, vec![endpoint("web", &[], &["10.32.0.1/12"])], names)]);
+    let addresses = Ok(vec!["10.32.0.9".to_owned(), "fd00:1::9".to_owned()]);
+    for text in ["alice.clients.weft.local.", "Alice.Clients.weft.weft.local."] {
+        assert_eq!(found(&zone, &on("weft"), text), addresses, "{text}");
+    }
+    assert_eq!(found(&zone, &on("weft"), "clients.weft.local."), Err("empty"));
+    let names = |text: &str| zone.find_reverse(&on("weft"), text.parse().unwrap());
+    assert_eq!(names("10.32.0.9/32"), Reverse::Names(vec![name("alice.clients.weft.local.")]));
+    assert_eq!(names("192.0.2.1/32"), Reverse::Foreign);
+    let sources: Vec<Source> = zone
+        .list(&Scope::Host, None)
+        .iter()
+        .flat_map(|(_, _, entry)| entry.held().iter().map(|held| held.source))
+        .collect();
+    assert_eq!(sources.iter().filter(|source| **source == Source::Client).count(), 3);
 }
