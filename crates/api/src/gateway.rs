@@ -21,7 +21,44 @@ pub struct Authority {
     pub clients: usize,
     /// Certificates of clients that were revoked.
     pub revoked: usize,
+    /// The host that alone issues and revokes, where that is another one.
+    #[serde(default)]
+    pub home: Option<String>,
 }
+
+/// Which host has the authority that a gateway serves with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuthorityHome {
+    /// The host's name.
+    pub name: String,
+    /// SHA-256 of the authority's certificate, in hexadecimal digits.
+    pub fingerprint: String,
+    /// It is this host.
+    pub is_here: bool,
+    /// It is this host, or linked with it.
+    pub is_linked: bool,
+    /// Until when this host knows all that the authority has done, RFC 3339.
+    pub as_of: String,
+}
+
+/// A gateway on another host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherGateway {
+    /// The host's name.
+    pub name: String,
+    /// Its peer id.
+    pub peer: String,
+    /// `serving`, `waiting` (it is to serve, and does not now) or `away` (it is not linked with this host).
+    pub state: String,
+    /// The network that its clients join.
+    pub network: String,
+    /// What profiles name it by.
+    pub remotes: Vec<String>,
+}
+
+/// How gateways agree on clients' addresses until there is a consensus: the word of the host holds where a client first
+/// connected.
+pub const ADDRESSES_FIRST_HOST: &str = "first-host";
 
 /// Serve OpenVPN clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +121,15 @@ pub struct Gateway {
     pub sessions: usize,
     /// Packets dropped, by reason.
     pub drops: BTreeMap<String, u64>,
+    /// Which host has the authority.
+    #[serde(default)]
+    pub authority: Option<AuthorityHome>,
+    /// The gateways on other hosts that this one knows.
+    #[serde(default)]
+    pub gateways: Vec<OtherGateway>,
+    /// How gateways agree on clients' addresses: [`ADDRESSES_FIRST_HOST`].
+    #[serde(default)]
+    pub addresses_agreed_by: Option<String>,
 }
 
 /// A connected client.

@@ -19,7 +19,8 @@ pub use call::Call;
 pub use client::{Client, ClientError, socket_path};
 pub use error::{ApiError, ErrorKind};
 pub use gateway::{
-    Authority, ClientProfile, ClientRequest, Gateway, Revoked, ServeEngine, ServeRequest, VpnClient,
+    ADDRESSES_FIRST_HOST, Authority, AuthorityHome, ClientProfile, ClientRequest, Gateway,
+    OtherGateway, Revoked, ServeEngine, ServeRequest, VpnClient,
 };
 pub use http::{HttpError, HttpLimits, HttpLines, HttpRequest};
 pub use login::{

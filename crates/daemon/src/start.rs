@@ -33,6 +33,7 @@ use crate::core::events::{self, Events, Lost};
 use crate::core::networks;
 use crate::core::remote_macs::RemoteMacs;
 use crate::core::saving::Saving;
+use crate::core::service_messages::{Service, ServiceMessages};
 use crate::core::targets::{TARGETS_FILE, Targets};
 use crate::core::turns::Turns;
 use crate::core::unheard::Unheard;
@@ -45,7 +46,7 @@ use crate::services::attach::shortcuts::Shortcuts;
 use crate::services::attach::{Attachments, EXPOSE, SavedAttachments};
 use crate::services::cni::Cni;
 use crate::services::docker::Docker;
-use crate::services::gateway::Gateway;
+use crate::services::gateway::{Gateway, Peers};
 use crate::services::names::Names;
 use crate::services::names::announced::Announcer;
 use crate::services::networks::Networks;
@@ -163,6 +164,9 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     });
     start!("client names", [daemon], |pulse| {
         crate::services::gateway::keep_names(Arc::clone(&daemon.gateway), pulse)
+    });
+    start!("gateway peers", [daemon], |pulse| {
+        crate::services::gateway::keep_peers(Arc::clone(&daemon.gateway), pulse)
     });
     start!("names", [daemon], |pulse| {
         crate::services::names::serve(Arc::clone(&daemon.names), daemon.control.clone(), pulse)
@@ -333,6 +337,7 @@ async fn start(
     let warnings = names.warnings().clone();
     let of_docker = (of_docker, Arc::clone(&networks));
     let docker = Docker::new(&settings, &store, of_docker, docker_socket, warnings)?;
+    let mut service_messages = ServiceMessages::default();
     let gateway = Gateway::new(
         store.clone(),
         kernel.clone(),
@@ -343,6 +348,12 @@ async fn start(
             Announcer::new(Arc::clone(&names), request_sender.clone()),
         ),
         &settings.runtime_dir,
+        Peers::new(
+            (local, settings.host),
+            service_messages.mailbox(Service::Gateway),
+            &store,
+            names.warnings().clone(),
+        )?,
     )?;
     let turns = Turns::default();
     let control = Control {
@@ -362,6 +373,7 @@ async fn start(
         unheard: Unheard::default(),
         saving: Saving::new(notes),
         networks: held,
+        services: service_messages,
         names: names.bell(),
         turns: turns.clone(),
     };

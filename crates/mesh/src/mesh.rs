@@ -37,7 +37,9 @@ use crate::limits::{
     RESYNC_DELAY_MS,
 };
 use crate::members::{Members, clip};
-use crate::message::{FEATURE_NETWORKS, Hello, Message, Naming, Network, NetworkId};
+use crate::message::{
+    FEATURE_NETWORKS, FEATURE_SERVICES, Hello, Message, Naming, Network, NetworkId,
+};
 use crate::names::NameRecord;
 use crate::state::State;
 
@@ -174,7 +176,7 @@ impl Mesh {
     pub fn hello(&self) -> Hello {
         Hello {
             protocol: PROTOCOL_VERSION,
-            features: vec![FEATURE_NETWORKS.to_owned()],
+            features: vec![FEATURE_NETWORKS.to_owned(), FEATURE_SERVICES.to_owned()],
             nickname: self.config.nickname.clone(),
             port: self.config.port,
             addresses: self.config.addresses.clone(),

@@ -61,6 +61,8 @@ pub struct Network {
 
 /// Feature of hosts that know more networks than `weft`: [`Message::Networks`] and [`Message::On`].
 pub const FEATURE_NETWORKS: &str = "networks";
+/// Feature of hosts whose services talk to each other, by messages beside those about the mesh.
+pub const FEATURE_SERVICES: &str = "services";
 
 /// The greeting of a host when a link comes up, before any other message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

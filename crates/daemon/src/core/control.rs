@@ -18,13 +18,17 @@ use weft_crypto::{PeerId, SessionKey};
 use weft_kernel::engine::local_address;
 use weft_link::Links;
 use weft_mesh::{AddressError, Mesh, NetworkDefinition, Output};
-use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, PathState, Paths, Vni};
+use weft_path::{Endpoint, EngineCommand, EngineEvent, Mac, PathState, Paths, Vni};
 
 use super::engines::{Engines, EnginesChange};
 use super::events::Events;
-use super::networks::{NetworkRequest, Networks, endpoint_of};
+use super::networks::{Networks, endpoint_of};
 use super::ranges::Ranges;
+pub(crate) use super::request::{
+    LostLink, NamesSnapshot, NetworkNames, Readings, Request, Snapshot,
+};
 use super::saving::Saving;
+use super::service_messages::{ServiceMessage, ServiceMessages, ToPeer};
 use super::targets::Targets;
 use super::turns::Turns;
 use super::unheard::Unheard;
@@ -40,120 +44,14 @@ const ADDRESSES_LOOK_MS: u64 = 2_000;
 enum ControlMessage {
     Mesh(weft_mesh::Message),
     Path(weft_path::Message),
-}
-
-/// A request to the control loop from attachments or the API.
-pub(crate) enum Request {
-    /// Allocates addresses for a container: an explicit one, or the next free.
-    Addresses {
-        owner: String,
-        vni: Vni,
-        explicit: Option<IpNet>,
-        reply: oneshot::Sender<Result<Vec<IpNet>, AddressError>>,
-    },
-    /// Asks for all addresses that this host has allocated.
-    Allocations { reply: oneshot::Sender<Vec<weft_mesh::Allocation>> },
-    /// Asks for the ranges of containers' addresses on a network; no answer if this host does not hold it.
-    Ranges { vni: Vni, reply: oneshot::Sender<Ranges> },
-    /// Returns all addresses of a container, on all networks.
-    Release { owner: String },
-    /// Returns these addresses of a container, but for those that it keeps.
-    ReleaseSome { owner: String, vni: Vni, addresses: Vec<IpNet>, kept: Vec<IpNet> },
-    /// A container is attached: announces it to the other hosts.
-    Announce { attachment: Box<Attachment> },
-    /// An Ethernet address is behind a port of this host: announces it to the other hosts.
-    AnnounceMac { vni: Vni, mac: Mac },
-    /// Replies with the addresses that two hosts announce now.
-    Conflicts { reply: oneshot::Sender<Vec<weft_mesh::Conflict>> },
-    /// A container is gone: withdraws it from the other hosts.
-    Withdraw { vni: Vni, mac: Mac },
-    /// About networks besides `weft`.
-    Network(NetworkRequest),
-    /// The user named other targets.
-    TargetsChanged,
-    /// Forgets departed hosts of this name, address or key. Replies with their ids, and whether a linked host
-    /// matches too.
-    Forget { text: String, reply: oneshot::Sender<(Vec<PeerId>, bool)> },
-    /// After a start: releases the addresses of all other owners.
-    KeepOnly { owners: BTreeSet<String> },
-    /// The MTU of the host's link has changed, in bytes.
-    LinkMtu { link_mtu: u16 },
-    /// Asks for the names of all hosts, for DNS.
-    Names { reply: oneshot::Sender<NamesSnapshot> },
-    /// Announces the names that this host's user gave, in place of those before.
-    SetNames {
-        names: Vec<weft_mesh::NameRecord>,
-        reply: oneshot::Sender<Result<(), weft_mesh::MeshError>>,
-    },
-    /// Sets the number of workers of the vector engine; `None` only asks for it.
-    Workers { wanted: Option<usize>, reply: oneshot::Sender<Result<Workers, ApiError>> },
-    /// A snapshot of the whole state, for status.
-    Snapshot { reply: oneshot::Sender<Snapshot> },
-    /// Counters of the engines, for rates.
-    Traffic { reply: oneshot::Sender<Readings> },
-}
-
-/// The names of the mesh, for DNS.
-pub(crate) struct NamesSnapshot {
-    /// Those of each network on this host, `weft` first.
-    pub(crate) networks: Vec<NetworkNames>,
-    pub(crate) revision: u64,
-    /// Whether every host known has told its names.
-    pub(crate) is_complete: bool,
-}
-
-/// The names of one network, for DNS.
-pub(crate) struct NetworkNames {
-    pub(crate) name: String,
-    /// Its own ranges, or those of `weft`.
-    pub(crate) ranges: Vec<IpNet>,
-    /// Whether it has no way out.
-    pub(crate) is_internal: bool,
-    /// The hosts that share it. A name that a user gave says its own network.
-    pub(crate) hosts: Vec<weft_mesh::HostNames>,
-}
-
-/// Counter values for computing rates.
-pub(crate) struct Readings {
-    pub(crate) counters: weft_engine::Counters,
-    /// Workers of the vector engine now.
-    pub(crate) workers: usize,
-    pub(crate) kernel: Vec<(PeerId, weft_kernel::engine::PeerTraffic)>,
-    /// The engine that carries each peer's frames.
-    pub(crate) engines: BTreeMap<PeerId, EngineKind>,
-}
-
-/// The state that status is built from.
-pub(crate) struct Snapshot {
-    pub(crate) peers: Vec<weft_mesh::PeerStatus>,
-    pub(crate) ipam: weft_mesh::IpamStatus,
-    pub(crate) paths: Vec<weft_path::PathStatus>,
-    /// Addresses that peers have dialled, where the routing table would send from another one.
-    pub(crate) sources: BTreeMap<PeerId, IpAddr>,
-    pub(crate) counters: weft_engine::Counters,
-    /// Workers of the vector engine now.
-    pub(crate) workers: usize,
-    pub(crate) kernel: weft_kernel::engine::KernelCounters,
-    pub(crate) support: weft_kernel::engine::Support,
-    /// How long the kernel engine has been busy with its current commands.
-    pub(crate) kernel_busy: Option<Duration>,
-    pub(crate) lost: Vec<LostLink>,
+    /// Only for hosts with the feature `services`.
+    Service(ServiceMessage),
 }
 
 /// A caller that waits for an address.
 pub(crate) struct Waiting {
     owner: String,
     reply: oneshot::Sender<Result<Vec<IpNet>, AddressError>>,
-}
-
-/// A link that ended, and why.
-#[derive(Clone)]
-pub(crate) struct LostLink {
-    pub(crate) peer: PeerId,
-    pub(crate) nickname: String,
-    pub(crate) remote: SocketAddr,
-    pub(crate) reason: String,
-    pub(crate) since: Instant,
 }
 
 /// The control loop's state.
@@ -179,6 +77,7 @@ pub(crate) struct Control {
     pub(crate) unheard: Unheard,
     pub(crate) saving: Saving,
     pub(crate) networks: Networks,
+    pub(crate) services: ServiceMessages,
     /// Says that names have changed.
     pub(crate) names: watch::Sender<u64>,
     pub(crate) turns: Turns,
@@ -244,7 +143,7 @@ impl Control {
                 self.path_link_up(peer, session, (remote, direction), true);
             }
             weft_link::Event::Up { peer, nickname, remote, direction, session, hello, .. } => {
-                let hello = match serde_json::from_value(hello) {
+                let hello: weft_mesh::Hello = match serde_json::from_value(hello) {
                     Ok(hello) => hello,
                     Err(error) => {
                         let reason = format!("cannot parse its greeting ({error})");
@@ -253,19 +152,21 @@ impl Control {
                     }
                 };
                 self.seen.insert(peer, (nickname.clone(), remote));
-                if let Err(refusal) = self.mesh.handle_link_up(now, peer, hello, remote) {
+                if let Err(refusal) = self.mesh.handle_link_up(now, peer, hello.clone(), remote) {
                     tracing::warn!(%peer, nickname, %refusal, "peer refused");
                     self.lost(peer, &refusal.to_string());
                     self.links.close(peer, &refusal.to_string());
                     return;
                 }
                 self.lost.remove(&peer);
+                self.services.handle_link_up(peer, &nickname, &hello);
                 self.path_link_up(peer, session, (remote, direction), false);
             }
             weft_link::Event::Message { peer, bytes, .. } => self.handle_message(now, peer, &bytes),
             weft_link::Event::Down { peer, reason } => {
                 self.lost(peer, &reason);
                 self.engines.forget_messages(peer);
+                self.services.handle_link_down(peer);
                 self.mesh.handle_link_down(now, peer);
                 self.paths.handle_link_down(now, peer);
             }
@@ -360,6 +261,10 @@ impl Control {
             Ok(ControlMessage::Path(message)) => {
                 self.paths.handle_message(now, peer, message).err().map(|error| error.to_string())
             }
+            Ok(ControlMessage::Service(message)) => {
+                self.services.handle_message(peer, message, bytes.len());
+                None
+            }
             Err(error) => Some(error.to_string()),
         };
         if let Some(problem) = problem {
@@ -422,24 +327,11 @@ impl Control {
                 let _ = reply.send(self.workers(wanted));
             }
             Request::Traffic { reply } => self.traffic(now, reply),
-            Request::Snapshot { reply } => {
-                let engine = self.engines.kernel().clone();
-                let snapshot = Snapshot {
-                    peers: self.mesh.peers(),
-                    ipam: self.mesh.ipam(),
-                    paths: self.paths.status(now),
-                    sources: self.sources.clone(),
-                    counters: self.engines.vector().counters(),
-                    workers: self.engines.vector().workers(),
-                    kernel: weft_kernel::engine::KernelCounters::default(),
-                    support: self.engines.kernel().support().borrow().clone(),
-                    kernel_busy: self.engines.kernel_busy(),
-                    lost: self.lost.values().cloned().collect(),
-                };
-                tokio::spawn(async move {
-                    let _ = reply.send(Snapshot { kernel: engine.counters().await, ..snapshot });
-                });
+            Request::ToPeer(message) => self.send_for_service(message),
+            Request::IsMember { peer, reply } => {
+                let _ = reply.send(self.mesh.peers().iter().any(|known| known.peer == peer));
             }
+            Request::Snapshot { reply } => self.snapshot(now, reply),
         }
     }
 
@@ -607,6 +499,25 @@ impl Control {
         });
     }
 
+    fn snapshot(&self, now: Instant, reply: oneshot::Sender<Snapshot>) {
+        let engine = self.engines.kernel().clone();
+        let snapshot = Snapshot {
+            peers: self.mesh.peers(),
+            ipam: self.mesh.ipam(),
+            paths: self.paths.status(now),
+            sources: self.sources.clone(),
+            counters: self.engines.vector().counters(),
+            workers: self.engines.vector().workers(),
+            kernel: weft_kernel::engine::KernelCounters::default(),
+            support: self.engines.kernel().support().borrow().clone(),
+            kernel_busy: self.engines.kernel_busy(),
+            lost: self.lost.values().cloned().collect(),
+        };
+        tokio::spawn(async move {
+            let _ = reply.send(Snapshot { kernel: engine.counters().await, ..snapshot });
+        });
+    }
+
     fn names(&self) -> NamesSnapshot {
         let held = self.mesh.networks().into_iter().filter(|network| network.here);
         NamesSnapshot {
@@ -750,11 +661,20 @@ impl Control {
         self.engines.command(EngineCommand::SetEndpoints { vni, add, remove });
     }
 
+    fn send_for_service(&self, message: ToPeer) {
+        if let Some((peer, message)) = self.services.outgoing(message) {
+            self.send(peer, &ControlMessage::Service(message));
+        }
+    }
+
     fn send(&self, peer: PeerId, message: &ControlMessage) {
         match serde_json::to_vec(message) {
             Ok(bytes) => {
+                let sent = self.links.send(peer, bytes);
                 // A link that went down meanwhile reports itself, and everything is repeated on the next.
-                let _ = self.links.send(peer, bytes);
+                if let Err(error @ weft_link::SendError::TooLong) = sent {
+                    tracing::error!(%error, "a message is not sent; this is a bug in weft");
+                }
             }
             Err(error) => tracing::error!(%error, "cannot write a message"),
         }

@@ -93,13 +93,13 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
             change(&d.clone(), async move { d.gateway.clone().stop().await }).await
         })
         .on(call::ClientIssue, async |d: State, request: ClientRequest| {
-            change(&d.clone(), async move { d.issue(request.name).await }).await
+            change(&d.clone(), async move { d.gateway.clone().issue(request.name).await }).await
         })
         .on(call::ClientRevoke, async |d: State, request: ClientRequest| {
             change(&d.clone(), async move { d.gateway.clone().revoke(request.name).await }).await
         })
         .on(call::ClientShared, async |d: State, request| {
-            change(&d.clone(), async move { d.shared_profile(request).await }).await
+            change(&d.clone(), async move { d.gateway.clone().shared_profile(request).await }).await
         })
         .on(call::UserAdd, async |d: State, request| {
             change(&d.clone(), async move { d.gateway.clone().add_user(request).await }).await

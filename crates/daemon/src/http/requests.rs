@@ -1,15 +1,12 @@
 //! The API's requests, answered from links, control loop and attachments.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use weft_api::{
-    ApiError, ClientProfile, ConnectRequest, DetachRequest, Detached, DnsLookupRequest, DnsRecord,
-    ErrorKind, ForgetRequest, Invitation, Ipam, Report, SharedProfile, SharedRequest, Traffic,
-    Workers,
+    ApiError, ConnectRequest, DetachRequest, Detached, DnsLookupRequest, DnsRecord, ErrorKind,
+    ForgetRequest, Invitation, Ipam, Report, Traffic, Workers,
 };
-use weft_kernel::Kernel;
 use weft_link::{KeyHash, LinkState, Target};
 
 use super::daemon::Daemon;
@@ -18,6 +15,7 @@ use crate::core::control::{Request, Snapshot};
 use crate::core::targets::TARGETS_FILE;
 use crate::timestamp;
 use crate::upkeep::mtu::narrow_link;
+use crate::upkeep::reach::own_address;
 
 /// Frames from the switch for the vector engine that were dropped because the queue of its TAP device was full.
 const TAP_QUEUE_FULL: &str = "tap_queue_full";
@@ -25,8 +23,8 @@ const TAP_QUEUE_FULL: &str = "tap_queue_full";
 impl Daemon {
     /// The command line that another host needs to join, with the current address of this host.
     pub(crate) async fn invitation(&self) -> Invitation {
-        let near = near(&self.kernel).await;
-        let host = views::own_address(self.settings.host, &near)
+        let host = own_address(self.settings.host, &self.kernel)
+            .await
             .unwrap_or_else(|| self.settings.nickname.clone());
         let host = match self.settings.port {
             weft_link::DEFAULT_PORT => host,
@@ -149,23 +147,6 @@ impl Daemon {
         Ok(self.target_list())
     }
 
-    /// Issues an OpenVPN client's certificate, and writes its profile.
-    pub(crate) async fn issue(&self, name: String) -> Result<ClientProfile, ApiError> {
-        let near = near(&self.kernel).await;
-        let host = views::own_address(self.settings.host, &near);
-        Arc::clone(&self.gateway).issue(name, host).await
-    }
-
-    /// Writes a profile for all users of the gateway.
-    pub(crate) async fn shared_profile(
-        &self,
-        request: SharedRequest,
-    ) -> Result<SharedProfile, ApiError> {
-        let near = near(&self.kernel).await;
-        let host = views::own_address(self.settings.host, &near);
-        Arc::clone(&self.gateway).shared_profile(request, host).await
-    }
-
     /// Ends the daemon.
     pub(crate) fn stop(&self) {
         self.stop.send_replace(true);
@@ -280,14 +261,6 @@ impl Daemon {
         }
         Ok(())
     }
-}
-
-/// An address in each network that this host reaches without a router; networks of its own containers come
-/// last.
-async fn near(kernel: &Kernel) -> Vec<IpAddr> {
-    let mut routes = kernel.host_routes().await.unwrap_or_default();
-    routes.sort_by_key(|route| route.stays_on_host);
-    routes.iter().filter_map(|route| route.destination.hosts().next()).collect()
 }
 
 /// Carries out a change that waits for the disk, on a separate thread. It goes on to its end if the caller leaves.

@@ -1,7 +1,6 @@
 //! Status views, built from the states of links, mesh, paths and engines.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
 
 use weft_api::{
@@ -487,24 +486,4 @@ fn add(volume: &mut Volume, received: (u64, u64), sent: (u64, u64)) {
 
 fn nickname(links: &[LinkStatus], peer: PeerId) -> Option<String> {
     links.iter().find(|link| link.peer == Some(peer))?.nickname.clone()
-}
-
-/// The address at which others reach this host: the configured one, else the source address that its routing
-/// table selects. Sends no packets.
-pub(crate) fn own_address(configured: Option<IpAddr>, routes: &[IpAddr]) -> Option<String> {
-    if let Some(address) = configured {
-        return Some(address.to_string());
-    }
-    // Documentation addresses (RFC 5737, RFC 3849), which only a default route leads to.
-    let far = [
-        IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)),
-        IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1)),
-    ];
-    far.iter().chain(routes).find_map(|remote| {
-        let any = if remote.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let socket = UdpSocket::bind(any).ok()?;
-        socket.connect((*remote, 9)).ok()?;
-        let address = socket.local_addr().ok()?.ip();
-        (!address.is_loopback() && !address.is_unspecified()).then(|| address.to_string())
-    })
 }

@@ -10,6 +10,7 @@ pub(crate) mod mtu;
 pub(crate) mod opener;
 pub(crate) mod origin;
 mod privileges;
+pub(crate) mod reach;
 pub(crate) mod records;
 pub(crate) mod store;
 pub(crate) mod warnings;

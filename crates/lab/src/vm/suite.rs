@@ -41,7 +41,7 @@ const DEBIAN12: &[Choice] = &[Choice::Debian12];
 
 /// The kernels of each test: of all rows that fit a test, named `target::test`, the last one counts. `*` stands
 /// for any text.
-const TABLE: [Row; 25] = [
+const TABLE: [Row; 26] = [
     Row {
         tests: "vm_*",
         kernels: NEWEST,
@@ -98,6 +98,11 @@ const TABLE: [Row; 25] = [
         tests: "net_gateway*",
         kernels: &[],
         why: "a guest has no dig, and clients' packets stay with Weft's own device",
+    },
+    Row {
+        tests: "net_gateway_hosts::*",
+        kernels: &[],
+        why: "what gateways tell each other is alike on every kernel",
     },
     Row {
         tests: "net_compose::*",
@@ -584,6 +589,7 @@ mod tests {
             program("net_firewall", &["x"]),
             program("net_gateway", &["x"]),
             program("net_gateway_auth", &["x"]),
+            program("net_gateway_hosts", &["x"]),
             program("net_idle", &["x"]),
             program("net_kept", &["x"]),
             program("net_mixed", &["x"]),

@@ -10,6 +10,9 @@ use crate::words::{self, WordsError};
 /// Most servers of a profile: OpenVPN takes no more.
 const REMOTES_MAX: usize = 64;
 
+/// How long a client waits for the first word of a server before it tries the next, in seconds.
+const SILENT_SERVER_S: u32 = 5;
+
 /// A profile cannot be written: the caller's fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
@@ -108,6 +111,10 @@ impl NewProfile<'_> {
         }
         if self.is_random {
             out.push_str("remote-random\n");
+        }
+        if self.remotes.len() > 1 {
+            // OpenVPN waits two minutes for the first word of a server.
+            out.push_str(&format!("connect-timeout {SILENT_SERVER_S}\n"));
         }
         Ok(())
     }

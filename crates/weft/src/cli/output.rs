@@ -18,7 +18,9 @@ use weft_api::{
 use weft_daemon::Reset;
 use weft_daemon::timestamp;
 
-pub(super) use self::gateway::{authority, clients, gateway, revoked, user_changed, vpn_users};
+pub(super) use self::gateway::{
+    authority, authority_home, clients, gateway, other_gateways, revoked, user_changed, vpn_users,
+};
 pub(super) use self::networks::{network_created, networks, networks_in_full, networks_removed};
 
 /// Prints `value` as JSON, or as the text that `render` makes of it.
@@ -113,7 +115,13 @@ pub(super) fn status(status: &Status) -> String {
         let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
         line("Docker", &format!("events {events} since {since}{reason}"));
     }
-    status.gateway.iter().for_each(|it| line("OpenVPN", &gateway(it)));
+    if let Some(own) = &status.gateway {
+        line("OpenVPN", &gateway(own));
+        own.authority.iter().for_each(|it| line("Authority", &authority_home(it)));
+        if !own.gateways.is_empty() {
+            line("Gateways", &other_gateways(&own.gateways));
+        }
+    }
     for warning in &status.warnings {
         line("Warning", warning);
     }

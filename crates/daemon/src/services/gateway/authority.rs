@@ -1,6 +1,7 @@
 //! The certificate authority of a gateway's clients: it issues certificates and tls-crypt-v2 keys, and knows which
 //! certificates are revoked. One file of the state directory has it all.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -52,6 +53,9 @@ pub(super) enum AuthorityError {
     /// User: no certificate of this name is good.
     #[error("no client {0} has a certificate that is good: weft openvpn client {0} issues one")]
     Unknown(String),
+    /// Bug: another host is the authority's home.
+    #[error("the authority's private key is on another host")]
+    NotHere,
     /// A certificate cannot be made.
     #[error("cannot make a certificate: {0}")]
     Make(#[from] rcgen::Error),
@@ -67,17 +71,22 @@ pub(super) enum AuthorityError {
 pub(super) struct Authority {
     name: String,
     certificate: String,
-    key: Zeroizing<String>,
+    /// `None` on a host that is not its home.
+    key: Option<Zeroizing<String>>,
     server_certificate: String,
     server_key: Zeroizing<String>,
     /// The tls-crypt-v2 key under which those of the clients are wrapped.
     wrapping_key: Zeroizing<String>,
     not_after: String,
+    /// On a host that is not its home, those that are revoked.
     issued: Vec<Issued>,
+    /// Certificates that are good, on a host that is not its home.
+    #[serde(default)]
+    good: Option<usize>,
 }
 
 /// A certificate of a client.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Issued {
     name: String,
     serial: String,
@@ -127,12 +136,13 @@ impl Authority {
         Ok(Self {
             name,
             certificate,
-            key: Zeroizing::new(key.serialize_pem()),
+            key: Some(Zeroizing::new(key.serialize_pem())),
             server_certificate,
             server_key: Zeroizing::new(server_key.serialize_pem()),
             wrapping_key,
             not_after,
             issued: Vec::new(),
+            good: None,
         })
     }
 
@@ -143,8 +153,8 @@ impl Authority {
             return Err(AuthorityError::Full);
         }
         let now = SystemTime::now();
-        let issuer =
-            Issuer::new(authority_params(&self.name, now).0, KeyPair::from_pem(&self.key)?);
+        let key = self.key.as_ref().ok_or(AuthorityError::NotHere)?;
+        let issuer = Issuer::new(authority_params(&self.name, now).0, KeyPair::from_pem(key)?);
         let (key, serial) = (KeyPair::generate()?, new_serial());
         let usage = ExtendedKeyUsagePurpose::ClientAuth;
         let (params, not_after) = end_params(name, &serial, usage, CLIENT_DAYS, now);
@@ -195,6 +205,36 @@ impl Authority {
             return Err(AuthorityError::Unknown(name.to_owned()));
         }
         Ok(serials)
+    }
+
+    /// Whether this host alone issues and revokes.
+    pub(super) const fn is_home(&self) -> bool {
+        self.key.is_some()
+    }
+
+    /// What another host needs to serve: all but the private key, and of the certificates those that are revoked.
+    pub(super) fn without_key(&self) -> Self {
+        let revoked = self.issued.iter().filter(|issued| issued.revoked.is_some());
+        let issued: Vec<Issued> = revoked.cloned().collect();
+        let good = self.issued.len() - issued.len();
+        Self { key: None, issued, good: Some(good), ..self.clone() }
+    }
+
+    /// How often each name was revoked: the number of its certificates that are.
+    pub(super) fn revocations(&self) -> BTreeMap<String, u32> {
+        let mut all = BTreeMap::new();
+        for issued in self.issued.iter().filter(|issued| issued.revoked.is_some()) {
+            *all.entry(issued.name.clone()).or_default() += 1;
+        }
+        all
+    }
+
+    /// Whether a gateway serves with both in the same way, but for who is revoked.
+    pub(super) fn serves_like(&self, other: &Self) -> bool {
+        let parts = |it: &Self| {
+            (it.certificate.clone(), it.server_certificate.clone(), it.wrapping_key.clone())
+        };
+        parts(self) == parts(other) && self.server_key == other.server_key
     }
 
     /// Whether a certificate is revoked.
@@ -251,8 +291,9 @@ impl Authority {
             name: self.name.clone(),
             fingerprint: hex(digest(&SHA256, &certificate).as_ref()),
             not_after: self.not_after.clone(),
-            clients: self.issued.len() - revoked,
+            clients: self.good.unwrap_or(self.issued.len() - revoked),
             revoked,
+            home: None,
         })
     }
 }
@@ -370,6 +411,23 @@ mod tests {
         assert!(!authority.is_revoked(&third.serial), "a new certificate is good");
         let shown = authority.shown().unwrap();
         assert_eq!((shown.clients, shown.revoked, shown.fingerprint.len()), (2, 2, 64));
+    }
+
+    #[test]
+    fn another_host_gets_all_but_the_private_key() {
+        let mut authority = Authority::new("host").unwrap();
+        let (alice, bob) = (authority.issue("alice").unwrap(), authority.issue("bob").unwrap());
+        authority.revoke("alice").unwrap();
+        let shared = authority.without_key();
+        let text = serde_json::to_string(&shared).unwrap();
+        let key = authority.key.as_ref().unwrap().replace('\n', "\\n");
+        assert!(!text.contains(&key) && serde_json::to_string(&authority).unwrap().contains(&key));
+        let mut there: Authority = serde_json::from_str(&text).unwrap();
+        assert!(!there.is_home() && there.serves_like(&authority) && there.tls().is_ok());
+        assert!(there.is_revoked(&alice.serial) && !there.is_revoked(&bob.serial));
+        assert_eq!(there.revocations(), authority.revocations());
+        assert_eq!(there.shown().unwrap(), authority.shown().unwrap());
+        assert!(matches!(there.issue("carol"), Err(AuthorityError::NotHere)));
     }
 
     #[test]

@@ -9,12 +9,12 @@ mod client;
 mod device;
 mod login;
 mod named;
+mod peers;
 mod profile;
 mod push;
 mod serving;
 mod users;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,6 +39,8 @@ use self::device::{DataChannel, MTU};
 use self::login::Logins;
 use self::named::Named;
 pub(crate) use self::named::keep_names;
+pub(crate) use self::peers::{Peers, keep as keep_peers};
+use self::peers::{REPLICA_FILE, ToHome};
 use self::push::Inside;
 use self::serving::{Begun, Command, Inputs, Serving, Whom};
 use super::attach::{Attachments, CLIENT_OWNER};
@@ -120,6 +122,8 @@ pub(crate) struct Gateway {
     authority: Mutex<Option<Authority>>,
     /// Users, and who tries to log in.
     logins: Arc<Logins>,
+    /// The gateways of other hosts.
+    peers: Peers,
     rules: tokio::sync::Mutex<ClientRules>,
     turns: Turns,
     /// Held during a change, which waits for the disk.
@@ -145,9 +149,13 @@ impl Gateway {
         (attachments, networks): (Arc<Attachments>, Arc<Networks>),
         (nickname, domain, announcer): (String, String, Announcer),
         runtime_dir: &Path,
+        peers: Peers,
     ) -> Result<Self, StoreError> {
         let wanted: Option<Option<Wanted>> = store.load(FILE)?;
-        let authority = store.load(AUTHORITY_FILE)?;
+        let authority = match store.load(AUTHORITY_FILE)? {
+            Some(own) => Some(own),
+            None => store.load(REPLICA_FILE)?,
+        };
         let rules = ClientRules::new(kernel.clone());
         let logins = Logins::new(store.clone(), runtime_dir, &nickname)?;
         Ok(Self {
@@ -163,6 +171,7 @@ impl Gateway {
             announcer,
             authority: Mutex::new(authority),
             logins: Arc::new(logins),
+            peers,
             rules: tokio::sync::Mutex::new(rules),
             turns: Turns::default(),
             changing: tokio::sync::Mutex::default(),
@@ -173,7 +182,8 @@ impl Gateway {
     pub(crate) async fn init_authority(self: Arc<Self>) -> Result<weft_api::Authority, ApiError> {
         let _one = self.changing.lock().await;
         if let Some(known) = self.authority_now() {
-            return known.shown().map_err(refusal);
+            let home = self.shown_home().filter(|home| !home.is_here).map(|home| home.name);
+            return Ok(weft_api::Authority { home, ..known.shown().map_err(refusal)? });
         }
         let nickname = self.nickname.clone();
         self.change_authority(move |_| {
@@ -184,14 +194,13 @@ impl Gateway {
         .await
     }
 
-    /// `weft openvpn client`: issues a certificate. `host` is what other hosts reach this one by.
-    pub(crate) async fn issue(
-        self: Arc<Self>,
-        name: String,
-        host: Option<String>,
-    ) -> Result<ClientProfile, ApiError> {
+    /// `weft openvpn client`: issues a certificate, at the authority's home.
+    pub(crate) async fn issue(self: Arc<Self>, name: String) -> Result<ClientProfile, ApiError> {
+        if self.is_replica() {
+            return self.peers.ask_home(ToHome::Issue { name }).await;
+        }
         let _one = self.changing.lock().await;
-        let remotes = self.remotes(host)?;
+        let remotes = self.places(&name).await?;
         let asks = profile::Asks {
             password: self.login_settings().auth.has_password(),
             code: self.logins.has_codes(&name),
@@ -214,6 +223,9 @@ impl Gateway {
 
     /// `weft openvpn revoke`: revokes all certificates of a client, ends its session and frees its addresses.
     pub(crate) async fn revoke(self: Arc<Self>, name: String) -> Result<Revoked, ApiError> {
+        if self.is_replica() {
+            return self.peers.ask_home(ToHome::Revoke { name }).await;
+        }
         let _one = self.changing.lock().await;
         let of = name.clone();
         let serials = self
@@ -238,7 +250,7 @@ impl Gateway {
         let _one = self.changing.lock().await;
         let wanted = self.checked(request).await?;
         if self.authority_now().is_none() {
-            return Err(no_authority());
+            self.fetch_authority().await?;
         }
         let before = self.wanted_now();
         self.set_wanted(Some(wanted.clone())).await?;
@@ -265,6 +277,7 @@ impl Gateway {
 
     /// The daemon ends: clients are told to connect again, for a moment. The next daemon serves as this one did.
     pub(crate) async fn end(&self) {
+        self.peers.close();
         self.wanted.send_replace(None);
         let mut state = self.state.subscribe();
         let ended = state.wait_for(|state| matches!(state, State::Off));
@@ -289,15 +302,15 @@ impl Gateway {
         match state {
             State::Off => {
                 let wanted = self.wanted_now()?;
-                Some(waiting(&wanted, None))
+                Some(self.with_others(waiting(&wanted, None)))
             }
-            State::Waiting { wanted, reason } => Some(waiting(&wanted, reason)),
+            State::Waiting { wanted, reason } => Some(self.with_others(waiting(&wanted, reason))),
             State::Serving { mut shown, .. } => {
                 if let Some(look) = self.ask(|reply| Command::Look { reply }).await {
                     (shown.drops, shown.clients, shown.sessions) =
                         (look.drops, look.connected, look.sessions);
                 }
-                Some(shown)
+                Some(self.with_others(shown))
             }
         }
     }
@@ -321,6 +334,15 @@ impl Gateway {
         answer.await.ok()
     }
 
+    /// Tells the task that serves something, if there is one.
+    async fn tell(&self, command: Command) {
+        let commands = match &*self.state.borrow() {
+            State::Serving { commands, .. } => commands.clone(),
+            State::Off | State::Waiting { .. } => return,
+        };
+        let _ = commands.send(command).await;
+    }
+
     /// Sets the host up for these clients. They go nowhere but to their network from the first packet on: `with_rules`
     /// looks after that, too, by programs that take as long as hundreds of clients.
     async fn route(&self, spec: &ClientsSpec, with_rules: bool) -> Result<(), KernelError> {
@@ -338,6 +360,11 @@ impl Gateway {
 
     fn authority_now(&self) -> Option<Authority> {
         self.authority.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether another host is the home of the authority that this one has.
+    fn is_replica(&self) -> bool {
+        self.authority_now().is_some_and(|authority| !authority.is_home())
     }
 
     fn wanted_now(&self) -> Option<Wanted> {
@@ -386,6 +413,7 @@ impl Gateway {
             let saved = gateway.store.save(AUTHORITY_FILE, &after);
             saved.map_err(|error| ApiError::new(ErrorKind::Unavailable, error))?;
             *gateway.authority.lock().unwrap_or_else(PoisonError::into_inner) = Some(after);
+            gateway.authority_changed();
             Ok(told)
         });
         changed.await.map_err(|error| ApiError::new(ErrorKind::Internal, error))?
@@ -552,16 +580,13 @@ async fn serve_once(
     let (sender, commands) = mpsc::channel(COMMANDS_MAX);
     let shown = weft_api::Gateway {
         state: "serving".into(),
-        reason: None,
         listen: begun.channel.listens(),
         network: now.network.clone(),
         addresses: begun.inside.own.clone(),
         engine: begun.channel.engine().into(),
         engine_reason: begun.channel.reason().cloned(),
         auth: now.login.auth,
-        clients: 0,
-        sessions: 0,
-        drops: BTreeMap::new(),
+        ..weft_api::Gateway::default()
     };
     let mut serving = Serving::new(Arc::clone(gateway), begun);
     gateway.state.send_replace(State::Serving { wanted: now.clone(), shown, commands: sender });
@@ -598,7 +623,7 @@ fn waiting(wanted: &Wanted, reason: Option<String>) -> weft_api::Gateway {
 }
 
 fn no_authority() -> ApiError {
-    let text = "there is no certificate authority on this host yet: run weft ca init first";
+    let text = "there is no certificate authority on this host, nor on a host that it is linked with: run weft ca init first, on one host of the mesh";
     ApiError::new(ErrorKind::Conflict, text)
 }
 
@@ -610,7 +635,7 @@ fn refusal(error: AuthorityError) -> ApiError {
     let kind = match &error {
         AuthorityError::BadName(_) => ErrorKind::BadRequest,
         AuthorityError::Unknown(_) => ErrorKind::NotFound,
-        AuthorityError::Full => ErrorKind::Conflict,
+        AuthorityError::Full | AuthorityError::NotHere => ErrorKind::Conflict,
         AuthorityError::Make(_) | AuthorityError::Damaged(_) => ErrorKind::Internal,
     };
     ApiError::new(kind, error)

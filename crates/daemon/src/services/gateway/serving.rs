@@ -4,6 +4,7 @@
 //! One task has all state. The public-key work of TLS happens in `handle_datagram` of a session, which a thread gets
 //! with its session: as many at a time as the host has cores, one for each session.
 
+mod elsewhere;
 mod events;
 mod login;
 mod routes;
@@ -51,6 +52,12 @@ pub(super) enum Command {
     List { reply: oneshot::Sender<Vec<VpnClient>> },
     /// Ends sessions with a last word. Replies whether one of them was connected.
     End { whom: Whom, farewell: Message, reply: oneshot::Sender<bool> },
+    /// Ends the sessions of a client that another gateway has let in.
+    Elsewhere { name: String },
+    /// Has a client connect again if it has other addresses than it is to have.
+    Readdress { network: String, name: String },
+    /// Ends the sessions of all whose certificates are revoked by now.
+    Judge,
     /// Tells what it has to do now.
     Look { reply: oneshot::Sender<Look> },
 }
@@ -546,6 +553,7 @@ impl Serving {
         client.stage = Stage::Peer { known, is_connected: false };
         // One session for each name: the newest.
         self.forget_others(number, &name);
+        self.gateway.peers.let_in(&name);
         let Some(peer) = weft_openvpn::data::PeerNumber::new(number) else { return };
         self.ask(number, Todo::Join(Box::new(new), Acceptance { peer, options }));
     }
@@ -586,9 +594,10 @@ impl Serving {
     fn leave(&mut self, number: u32) {
         let Some(client) = self.clients.get_mut(&number) else { return };
         let stage = std::mem::replace(&mut client.stage, Stage::Over);
-        if matches!(stage, Stage::Peer { .. }) {
+        if let Stage::Peer { known, .. } = &stage {
             self.begun.channel.remove_peer(number);
             self.gateway.unname(number);
+            self.gateway.peers.left(&known.login.name);
         }
         match stage {
             Stage::Asked(known) => self.unname(number, &known.login.name),
@@ -628,6 +637,9 @@ impl Serving {
             Command::End { whom, farewell, reply } => {
                 let _ = reply.send(self.end(&whom, &farewell));
             }
+            Command::Elsewhere { name } => self.end_elsewhere(&name),
+            Command::Readdress { network, name } => self.readdress(network, name),
+            Command::Judge => self.end_revoked(),
             Command::Look { reply } => {
                 let own = self.drops.iter().map(|(reason, count)| (*reason, *count));
                 let all = own.chain(self.begun.channel.drops()).filter(|(_, count)| *count > 0);

@@ -88,14 +88,13 @@ impl Gateway {
     pub(crate) async fn shared_profile(
         self: Arc<Self>,
         request: SharedRequest,
-        host: Option<String>,
     ) -> Result<SharedProfile, ApiError> {
         let _one = self.changing.lock().await;
         if self.login_settings().auth.has_certificate() {
             let text = "each client needs a certificate here: weft openvpn client NAME, or weft openvpn serve --auth password";
             return Err(ApiError::new(ErrorKind::Conflict, text));
         }
-        let remotes = self.remotes(host)?;
+        let remotes = self.places("").await?;
         let authority = self.authority_now().ok_or_else(no_authority)?;
         let shared = authority.shared().map_err(refusal)?;
         let profile = profile::shared(&shared, &remotes, request.totp);

@@ -2,14 +2,18 @@
 
 use std::fmt::Write as _;
 
-use weft_api::{Auth, Authority, Gateway, Revoked, UserChanged, VpnClient, VpnUser};
+use weft_api::{
+    Auth, Authority, AuthorityHome, Gateway, OtherGateway, Revoked, UserChanged, VpnClient, VpnUser,
+};
 
 use super::{age, table};
 
 pub(in crate::cli) fn authority(authority: &Authority) -> String {
-    let Authority { name, fingerprint, not_after, clients, revoked } = authority;
+    let Authority { name, fingerprint, not_after, clients, revoked, home } = authority;
+    let home =
+        home.as_ref().map(|home| format!("\nhost {home} has its private key")).unwrap_or_default();
     format!(
-        "{name}, good until {not_after}\nSHA-256: {fingerprint}\n{clients} certificates of clients, {revoked} revoked"
+        "{name}, good until {not_after}\nSHA-256: {fingerprint}\n{clients} certificates of clients, {revoked} revoked{home}"
     )
 }
 
@@ -38,6 +42,24 @@ pub(in crate::cli) fn gateway(gateway: &Gateway) -> String {
         Auth::Both => ", with certificates and passwords",
     });
     text
+}
+
+/// The host that has the authority's private key, for `weft status`.
+pub(in crate::cli) fn authority_home(home: &AuthorityHome) -> String {
+    let AuthorityHome { name, is_here, is_linked, as_of, .. } = home;
+    match (is_here, is_linked) {
+        (true, _) => "this host".into(),
+        (false, true) => format!("host {name}"),
+        (false, false) => format!("host {name}, which is not linked; as of {as_of}"),
+    }
+}
+
+/// The gateways on other hosts, for `weft status`.
+pub(in crate::cli) fn other_gateways(gateways: &[OtherGateway]) -> String {
+    let one = |it: &OtherGateway| format!("{} {}", it.name, it.state);
+    let all: Vec<String> = gateways.iter().map(one).collect();
+    let agreed = "clients' addresses are the word of the host where they first connected";
+    format!("{}; {agreed}", all.join(", "))
 }
 
 pub(in crate::cli) fn revoked(revoked: &Revoked) -> String {

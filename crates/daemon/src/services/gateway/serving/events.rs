@@ -10,7 +10,6 @@ use super::Serving;
 use super::login::REVOKED;
 use crate::services::gateway::client::{Stage, Todo};
 use crate::services::gateway::device::KeyChange;
-use crate::services::gateway::owner_of;
 
 /// What a refused client shows to its user.
 const NO_ADDRESS: &str = "The gateway has no address for this client now";
@@ -43,17 +42,14 @@ impl Serving {
         None
     }
 
-    /// Asks the mesh for the addresses of a name, which keeps them.
+    /// Finds the addresses of a name, which it keeps.
     pub(super) fn find_addresses(&mut self, number: u32, name: String) {
-        let attachments = Arc::clone(&self.gateway.attachments);
+        let gateway = Arc::clone(&self.gateway);
         let network = self.begun.network.clone();
         let has_ipv6 = self.begun.has_ipv6;
         self.given.spawn(async move {
-            let owner = owner_of(&network.name, &name);
-            let given = attachments.addresses_for((&owner, network.vni), None).await;
-            let given = given.map_err(|error| error.to_string()).map(|given| {
-                let addresses = given.iter().map(ipnet::IpNet::addr);
-                addresses.filter(|address| has_ipv6 || address.is_ipv4()).collect()
+            let given = gateway.client_addresses(&network, &name).await.map(|given| {
+                given.into_iter().filter(|address| has_ipv6 || address.is_ipv4()).collect()
             });
             (number, given)
         });

@@ -1,0 +1,300 @@
+//! What a gateway shares with others: the authority's documents, clients' addresses, places for profiles.
+
+use std::net::IpAddr;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::oneshot;
+use weft_api::{ApiError, ErrorKind};
+use weft_crypto::PeerId;
+use zeroize::Zeroizing;
+
+use super::documents::{Content, Documents};
+use super::exchange::OtherGateway;
+use super::homes::Taken;
+use super::{Key, unix_ms};
+use crate::core::control::Request;
+use crate::devices::NETWORK;
+use crate::services::attach::CLIENT_OWNER;
+use crate::services::gateway::authority::Authority;
+use crate::services::gateway::{Gateway, no_authority, owner_of};
+use crate::services::networks::OnNetwork;
+use crate::timestamp;
+
+/// The file of a replica: the authority without its private key.
+pub(in crate::services::gateway) const REPLICA_FILE: &str = "openvpn-replica.json";
+/// How long a host that is to serve waits for the authority of another.
+const FETCH_LIMIT: Duration = Duration::from_secs(10);
+/// How long it waits to hear whether a linked host has one.
+const TOLD_LIMIT: Duration = Duration::from_secs(2);
+/// How often addresses are looked up anew, where other gateways have changed them meanwhile.
+const LOOKUPS_MAX: usize = 4;
+
+/// A document that gateways get from the authority's home.
+struct Document {
+    name: &'static str,
+    /// Its content at the home; `None`: there is none there, which replicas are told.
+    read: fn(&Gateway) -> Option<Zeroizing<String>>,
+    /// Takes the content on a replica, which saves it; `None`: the home has none. On a thread that may block.
+    take: fn(&Gateway, Option<&str>) -> Result<(), String>,
+}
+
+/// All documents, in the order in which a replica takes them. The authority is last: a host serves once it has it.
+const DOCUMENTS: [Document; 1] = [Document {
+    name: "authority",
+    read: Gateway::authority_document,
+    take: Gateway::take_authority,
+}];
+
+/// Their names.
+pub(super) const NAMES: [&str; DOCUMENTS.len()] = {
+    let mut names = [""; DOCUMENTS.len()];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = DOCUMENTS[index].name;
+        index += 1;
+    }
+    names
+};
+
+impl Gateway {
+    /// The documents of this host or its authority have changed: other gateways are told at once.
+    pub(in crate::services::gateway) fn authority_changed(&self) {
+        let authority = self.authority_now();
+        let epochs = authority.as_ref().map(Authority::revocations).unwrap_or_default();
+        let home = authority.filter(Authority::is_home).and_then(|authority| {
+            let content = |document: &Document| {
+                let text = (document.read)(self).unwrap_or_default();
+                (document.name.to_owned(), Content(text))
+            };
+            let fingerprint = authority.shown().ok()?.fingerprint;
+            Some(Documents::new(fingerprint, DOCUMENTS.iter().map(content).collect()))
+        });
+        self.peers.with(|state| {
+            state.set_home(home);
+            state.set_revocations(epochs);
+        });
+    }
+
+    /// Takes a document of the authority's home. A host that has an authority of its own takes none.
+    pub(super) fn take_document(&self, taken: &Taken) -> Result<(), String> {
+        if self.authority_now().is_some_and(|authority| authority.is_home()) {
+            return Err("this host has a certificate authority of its own".into());
+        }
+        let known = DOCUMENTS.iter().find(|document| document.name == taken.document);
+        let document = known.ok_or("no such document")?;
+        let content = Some(taken.content.0.as_str()).filter(|content| !content.is_empty());
+        (document.take)(self, content)
+    }
+
+    /// Waits for the authority of another host, for as long as it seems to come.
+    pub(in crate::services::gateway) async fn fetch_authority(&self) -> Result<(), ApiError> {
+        self.peers.with(super::exchange::Exchange::want_authority);
+        let begun = tokio::time::Instant::now();
+        let mut news = self.peers.news.subscribe();
+        loop {
+            if self.authority_now().is_some() {
+                return Ok(());
+            }
+            let (home, is_told, conflicts) =
+                self.peers.with_quietly(|state| (state.home(), state.is_told(), state.conflicts()));
+            if let Some(conflict) = conflicts.into_iter().next() {
+                return Err(ApiError::new(ErrorKind::Conflict, conflict));
+            }
+            let limit = if home.is_some() { FETCH_LIMIT } else { TOLD_LIMIT };
+            let left = limit.saturating_sub(begun.elapsed());
+            if (home.is_none() && is_told) || left.is_zero() {
+                return Err(no_authority());
+            }
+            let _ = tokio::time::timeout(left, news.changed()).await;
+        }
+    }
+
+    /// The addresses of a client on a network: those that all gateways know, or new ones of this host's range.
+    pub(in crate::services::gateway) async fn client_addresses(
+        &self,
+        network: &OnNetwork,
+        name: &str,
+    ) -> Result<Vec<IpAddr>, String> {
+        let key: Key = (network.name.clone(), name.to_owned());
+        let owner = owner_of(&network.name, name);
+        for _ in 0..LOOKUPS_MAX {
+            let _giving = self.peers.giving.read().await;
+            let known = self.peers.with_quietly(|state| state.addresses(&key));
+            if let Some((by, addresses)) = &known
+                && *by != self.peers.local
+                && self.is_member(*by).await
+            {
+                return Ok(addresses.clone());
+            }
+            let given = self.attachments.addresses_for((&owner, network.vni), None).await;
+            let given = given.map_err(|error| error.to_string())?;
+            let given: Vec<IpAddr> = given.iter().map(ipnet::IpNet::addr).collect();
+            let is_noted = self
+                .peers
+                .with(|state| state.give(key.clone(), given.clone(), known.as_ref(), unix_ms()));
+            if is_noted {
+                return Ok(given);
+            }
+            if self
+                .peers
+                .with_quietly(|state| state.addresses(&key))
+                .is_some_and(|(by, _)| by != self.peers.local)
+            {
+                self.attachments.tell(Request::Release { owner: owner.clone() }).await;
+            }
+        }
+        Err("other gateways change its addresses all the time".into())
+    }
+
+    /// This host's places for profiles.
+    pub(super) async fn own_places(&self) -> Vec<String> {
+        let host = crate::upkeep::reach::own_address(self.peers.host, &self.kernel).await;
+        self.remotes(host).unwrap_or_default()
+    }
+
+    /// All places for a client's profile, those of all gateways of one network. Which gateway comes first depends on
+    /// the client's name, so that clients spread over them.
+    pub(in crate::services::gateway) async fn places(
+        &self,
+        name: &str,
+    ) -> Result<Vec<String>, ApiError> {
+        let wanted = self.wanted_now();
+        let all: Vec<OtherGateway> =
+            self.peers.with_quietly(|state| state.gateways().cloned().collect());
+        let network = wanted.as_ref().map(|wanted| wanted.network.clone());
+        let network = network.or_else(|| all.first().map(|it| it.serves.network.clone()));
+        let mut gateways: Vec<(PeerId, Vec<String>)> = Vec::new();
+        for other in all.into_iter().filter(|it| Some(&it.serves.network) == network.as_ref()) {
+            if other.is_linked || self.is_member(other.peer).await {
+                gateways.push((other.peer, other.serves.remotes));
+            }
+        }
+        if wanted.is_some() || gateways.is_empty() {
+            let host = crate::upkeep::reach::own_address(self.peers.host, &self.kernel).await;
+            gateways.push((self.peers.local, self.remotes(host)?));
+        }
+        gateways.sort();
+        let spread =
+            name.bytes().fold(0_usize, |sum, byte| sum.wrapping_mul(31) + usize::from(byte));
+        let first = spread % gateways.len().max(1);
+        gateways.rotate_left(first);
+        let places = gateways.into_iter().flat_map(|(_, remotes)| remotes);
+        Ok(places.filter(|place| crate::services::gateway::profile::is_place(place)).collect())
+    }
+
+    /// At the start: what this host knows is told to others. So are addresses that it gave before it knew of others.
+    pub(super) async fn begin_exchange(self: &Arc<Self>) {
+        let gateway = Arc::clone(self);
+        let _ = tokio::task::spawn_blocking(move || gateway.authority_changed()).await;
+        let gateway = Arc::clone(self);
+        tokio::spawn(async move {
+            for held in gateway.attachments.allocations().await {
+                let Some(rest) = held.owner.strip_prefix(CLIENT_OWNER) else { continue };
+                let (network, name) = rest.split_once('/').unwrap_or((NETWORK, rest));
+                let key = (network.to_owned(), name.to_owned());
+                if gateway.peers.addresses(&key).is_some() {
+                    continue;
+                }
+                let _giving = gateway.peers.giving.read().await;
+                let owner = (held.owner.as_str(), held.vni);
+                let Ok(given) = gateway.attachments.addresses_for(owner, None).await else {
+                    continue;
+                };
+                let given = given.iter().map(ipnet::IpNet::addr).collect();
+                gateway.peers.with(|state| state.give(key, given, None, unix_ms()));
+            }
+        });
+    }
+
+    /// Other gateways, for status.
+    fn shown_gateways(&self) -> Vec<weft_api::OtherGateway> {
+        let shown = |it: &OtherGateway| weft_api::OtherGateway {
+            name: it.nickname.clone(),
+            peer: it.peer.to_hex(),
+            state: match (it.is_linked, it.serves.is_serving) {
+                (false, _) => "away",
+                (true, true) => "serving",
+                (true, false) => "waiting",
+            }
+            .into(),
+            network: it.serves.network.clone(),
+            remotes: it.serves.remotes.clone(),
+        };
+        self.peers.with_quietly(|state| state.gateways().map(shown).collect())
+    }
+
+    /// The gateway, for status, with what it has to do with others.
+    pub(in crate::services::gateway) fn with_others(
+        &self,
+        own: weft_api::Gateway,
+    ) -> weft_api::Gateway {
+        weft_api::Gateway {
+            authority: self.shown_home(),
+            gateways: self.shown_gateways(),
+            addresses_agreed_by: Some(weft_api::ADDRESSES_FIRST_HOST.into()),
+            ..own
+        }
+    }
+
+    /// The home of the authority, for status.
+    pub(in crate::services::gateway) fn shown_home(&self) -> Option<weft_api::AuthorityHome> {
+        let now = timestamp::format(SystemTime::now());
+        let authority = self.authority_now()?;
+        let fingerprint = authority.shown().ok()?.fingerprint;
+        if authority.is_home() {
+            let name = self.nickname.clone();
+            return Some(weft_api::AuthorityHome {
+                name,
+                fingerprint,
+                is_here: true,
+                is_linked: true,
+                as_of: now,
+            });
+        }
+        self.peers.with_quietly(|state| {
+            let replica = state.replica()?;
+            let is_linked = state.home().is_some();
+            let then = UNIX_EPOCH + Duration::from_secs(replica.as_of);
+            Some(weft_api::AuthorityHome {
+                name: replica.nickname.clone(),
+                fingerprint,
+                is_here: false,
+                is_linked,
+                as_of: if is_linked { now } else { timestamp::format(then) },
+            })
+        })
+    }
+
+    async fn is_member(&self, peer: PeerId) -> bool {
+        let (reply, answer) = oneshot::channel();
+        self.attachments.tell(Request::IsMember { peer, reply }).await;
+        // A daemon that ends keeps what it knows.
+        answer.await.unwrap_or(true)
+    }
+
+    /// The authority without its private key.
+    fn authority_document(&self) -> Option<Zeroizing<String>> {
+        let shared = self.authority_now()?.without_key();
+        serde_json::to_string(&shared).ok().map(Zeroizing::new)
+    }
+
+    fn take_authority(&self, content: Option<&str>) -> Result<(), String> {
+        let content = content.ok_or("the home has no authority")?;
+        let new: Authority = serde_json::from_str(content).map_err(|error| error.to_string())?;
+        new.wrapping_key().map_err(|error| error.to_string())?;
+        if new.is_home() {
+            return Err("it has a private key that no other host is to have".into());
+        }
+        self.store.save(REPLICA_FILE, &new).map_err(|error| error.to_string())?;
+        let mut authority = self.authority.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = authority.replace(new.clone());
+        drop(authority);
+        self.authority_changed();
+        if before.is_some_and(|before| !before.serves_like(&new)) {
+            // Other keys: the gateway begins anew with them.
+            self.wanted.send_modify(|_| {});
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,304 @@
+//! Several hosts of a mesh serve the same OpenVPN clients, judged by Debian's `openvpn`.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+use weft_bench::sandbox::{Container, Host, Netns, Running, require, slowness, try_wait_until};
+use weft_lab::net::{Lab, wait_ping};
+
+const LIMIT: Duration = Duration::from_secs(30);
+const CONNECTED: &str = "Initialization Sequence Completed";
+
+/// Two hosts that serve, a third with a container, and a network outside on which clients reach the first two.
+struct Stage {
+    lab: Lab,
+    outside: Netns,
+    container: Container,
+}
+
+/// A machine on the network outside.
+struct Machine(Netns);
+
+/// A running client.
+struct Client {
+    process: Running,
+    address: Ipv4Addr,
+}
+
+impl Stage {
+    /// The first host has the authority, and the second takes it over.
+    fn new() -> anyhow::Result<Self> {
+        require("openvpn", "openvpn")?;
+        let lab = Lab::launched(3, &[])?;
+        let outside = lab.sandbox.add_netns("outside")?;
+        outside.ip("link add bridge type bridge")?;
+        outside.ip("link set bridge up")?;
+        let container = lab.host(2).add_container("c3")?;
+        let stage = Self { lab, outside, container };
+        let (home, replica) = (stage.host(0), stage.host(1));
+        let refused = replica.weft(&["openvpn", "serve"])?;
+        ensure!(refused.stderr.contains("weft ca init"), "{refused:?}");
+        home.weft(&["ca", "init"])?.success()?;
+        for (index, host) in [home, replica].into_iter().enumerate() {
+            stage.plug_in(host.netns(), &format!("host{index}"), &place(index))?;
+            let place = place(index);
+            let words = ["openvpn", "serve", "--ping", "1", "--ping-restart", "4"];
+            let served = host.weft_json(&[&words[..], &["--remote", &place]].concat())?;
+            ensure!(served["state"] == "serving", "{served}");
+        }
+        try_wait_until("both gateways to know each other", LIMIT, || {
+            let knows = |host: &Host| {
+                let gateway = &host.weft_json(&["status"])?["gateway"];
+                Ok::<_, anyhow::Error>(gateway["gateways"][0]["state"] == "serving")
+            };
+            Ok(knows(home).unwrap_or(false) && knows(replica).unwrap_or(false))
+        })?;
+        Ok(stage)
+    }
+
+    fn host(&self, index: usize) -> &Host {
+        self.lab.host(index)
+    }
+
+    /// Puts a namespace on the network outside.
+    fn plug_in(&self, netns: &Netns, name: &str, address: &str) -> anyhow::Result<()> {
+        let inside = netns.name();
+        self.outside.ip(&format!("link add {name} type veth peer name wan netns {inside}"))?;
+        self.outside.ip(&format!("link set {name} up master bridge"))?;
+        netns.ip(&format!("addr add {address}/24 dev wan"))?;
+        netns.ip("link set wan up")?;
+        Ok(())
+    }
+
+    fn machine(&self, number: u8) -> anyhow::Result<Machine> {
+        let netns = self.lab.sandbox.add_netns(&format!("m{number}"))?;
+        self.plug_in(&netns, &format!("m{number}"), &format!("198.51.100.{}", 100 + number))?;
+        Ok(Machine(netns))
+    }
+
+    /// A new profile, issued by a request to this host.
+    fn profile(&self, host: &Host, name: &str) -> anyhow::Result<PathBuf> {
+        let text = host.weft(&["openvpn", "client", name])?.success()?.stdout;
+        let path = self.lab.sandbox.directory().join(format!("{name}.ovpn"));
+        std::fs::write(&path, text)?;
+        Ok(path)
+    }
+
+    /// The hosts on which a client is connected.
+    fn hosts_of(&self, name: &str) -> Vec<usize> {
+        let has = |index: &usize| {
+            let clients = self.host(*index).weft_json(&["status", "clients"]).unwrap_or_default();
+            clients.as_array().is_some_and(|all| all.iter().any(|it| it["name"] == name))
+        };
+        (0..2).filter(has).collect()
+    }
+
+    /// Waits until a client is connected on this host alone.
+    fn wait_alone(&self, name: &str, host: usize) -> anyhow::Result<()> {
+        try_wait_until(&format!("{name} on host {host} alone"), LIMIT, || {
+            Ok(self.hosts_of(name) == [host])
+        })?;
+        Ok(())
+    }
+}
+
+/// The address of a host on the network outside.
+fn place(host: usize) -> String {
+    format!("198.51.100.{}", host + 1)
+}
+
+/// The profile with this host's place alone.
+fn only(profile: &Path, host: usize) -> anyhow::Result<PathBuf> {
+    let (text, other) = (std::fs::read_to_string(profile)?, place(1 - host));
+    let lines = text.lines().filter(|line| !line.starts_with(&format!("remote {other} ")));
+    let path = profile.with_extension(format!("{host}.ovpn"));
+    std::fs::write(&path, lines.map(|line| format!("{line}\n")).collect::<String>())?;
+    Ok(path)
+}
+
+impl Machine {
+    fn connect(&self, profile: &Path) -> anyhow::Result<Client> {
+        let profile = profile.to_string_lossy();
+        let words = ["openvpn", "--config", &profile, "--dev", "tun0", "--verb", "3"];
+        let mut process = self.0.spawn(&words)?;
+        let address = connected(&mut process)?;
+        Ok(Client { process, address })
+    }
+}
+
+/// Waits until a client is connected; returns its address.
+fn connected(process: &mut Running) -> anyhow::Result<Ipv4Addr> {
+    let pushed = process.line_with("PUSH_REPLY", LIMIT)?;
+    process.line_with(CONNECTED, LIMIT)?;
+    let found = pushed.split([',', '\'']).find_map(|option| option.strip_prefix("ifconfig "));
+    let word = found.and_then(|rest| rest.split_whitespace().next());
+    word.and_then(|word| word.parse().ok()).with_context(|| format!("no address: {pushed}"))
+}
+
+/// The gateway of a host, as its status shows it.
+fn gateway(host: &Host) -> anyhow::Result<Value> {
+    Ok(host.weft_json(&["status"])?["gateway"].clone())
+}
+
+#[test]
+fn a_client_moves_to_the_other_host_with_its_address_and_back() -> anyhow::Result<()> {
+    let stage = Stage::new()?;
+    let machine = stage.machine(1)?;
+    // The replica has the home issue.
+    let profile = stage.profile(stage.host(1), "alice")?;
+    let text = std::fs::read_to_string(&profile)?;
+    for host in [0, 1] {
+        let remote = format!("\nremote {} 1194 udp\n", place(host));
+        ensure!(text.contains(&remote), "{remote} is missing");
+    }
+    let mut alice = machine.connect(&profile)?;
+    let [first] = stage.hosts_of("alice")[..] else { anyhow::bail!("alice is nowhere") };
+    let (first, second) = (stage.host(first), stage.host(1 - first));
+    wait_ping(&stage.container, alice.address.into(), LIMIT)?;
+
+    first.kill_daemon();
+    let died = Instant::now();
+    ensure!(connected(&mut alice.process)? == alice.address, "another address");
+    println!("the client is connected again {} ms after the crash", died.elapsed().as_millis());
+    wait_ping(&stage.container, alice.address.into(), LIMIT)?;
+    try_wait_until("the other gateway to be away", LIMIT, || {
+        Ok(gateway(second).is_ok_and(|it| it["gateways"][0]["state"] == "away"))
+    })?;
+
+    // The first one comes back, and the second ends: it says so.
+    first.start_daemon(&[])?;
+    try_wait_until("the first host to serve again", LIMIT, || {
+        Ok(gateway(second).is_ok_and(|it| it["gateways"][0]["state"] == "serving"))
+    })?;
+    second.weft(&["openvpn", "stop"])?.success()?;
+    ensure!(connected(&mut alice.process)? == alice.address, "another address");
+    wait_ping(&stage.container, alice.address.into(), LIMIT)?;
+    // A new profile names the host alone that serves.
+    let text = std::fs::read_to_string(stage.profile(stage.host(1), "bob")?)?;
+    ensure!(text.lines().filter(|line| line.starts_with("remote ")).count() == 1, "{text}");
+    Ok(())
+}
+
+#[test]
+fn a_name_has_one_session_and_a_revocation_ends_it_on_all_hosts() -> anyhow::Result<()> {
+    let stage = Stage::new()?;
+    let (one, two) = (stage.machine(1)?, stage.machine(2)?);
+    let profile = stage.profile(stage.host(0), "alice")?;
+    let mut at_home = one.connect(&only(&profile, 0)?)?;
+    stage.wait_alone("alice", 0)?;
+    let mut moved = two.connect(&only(&profile, 1)?)?;
+    ensure!(moved.address == at_home.address, "another address at the other host");
+    // The host where it was answers no more, before the client there notices.
+    stage.wait_alone("alice", 1)?;
+    at_home.process.kill();
+    wait_ping(&stage.container, moved.address.into(), LIMIT)?;
+    let neighbours = stage.host(0).netns().exec(&["ip", "neigh", "show", "proxy"])?.success()?;
+    ensure!(!neighbours.stdout.contains(&moved.address.to_string()), "{neighbours:?}");
+
+    // At the home; the session is at the replica.
+    let begun = Instant::now();
+    stage.host(0).weft(&["openvpn", "revoke", "alice"])?.success()?;
+    let clients = |host: usize| stage.host(host).weft_json(&["status", "clients"]);
+    try_wait_until("the session to end", LIMIT, || {
+        Ok(clients(1).is_ok_and(|all| all.as_array().is_some_and(Vec::is_empty)))
+    })?;
+    let took = begun.elapsed();
+    println!("the session at the replica has ended {} ms after the order", took.as_millis());
+    ensure!(took < Duration::from_secs(5) * slowness(), "a revocation took {took:?}");
+    moved.process.wait(LIMIT)?;
+    let refused = two.connect(&only(&profile, 1)?);
+    let refused = refused.err().context("a revoked client is let in")?;
+    ensure!(refused.to_string().contains("revoked"), "{refused:#}");
+
+    // At the replica; the session is at the home, and its address is free after that.
+    let used = || {
+        let ipam = stage.host(0).weft_json(&["status", "ipam"])?;
+        let hosts = ipam["hosts"].as_array().context("no hosts")?;
+        let own = hosts.iter().find(|it| it["nickname"] == stage.host(0).nickname());
+        own.and_then(|own| own["used"].as_u64()).with_context(|| format!("{ipam}"))
+    };
+    let before = used()?;
+    let profile = stage.profile(stage.host(1), "bob")?;
+    let mut bob = one.connect(&only(&profile, 0)?)?;
+    ensure!(used()? == before + 1, "bob has no address of the home's");
+    stage.host(1).weft(&["openvpn", "revoke", "bob"])?.success()?;
+    bob.process.wait(LIMIT)?;
+    let unknown = stage.host(1).weft(&["openvpn", "revoke", "bob"])?;
+    ensure!(unknown.status.code() == Some(4), "{unknown:?}");
+    try_wait_until(
+        "bob's address to be free",
+        LIMIT,
+        || Ok(used().is_ok_and(|now| now == before)),
+    )?;
+    Ok(())
+}
+
+#[test]
+fn a_replica_serves_while_its_home_is_away_and_a_second_authority_is_named() -> anyhow::Result<()> {
+    let stage = Stage::new()?;
+    let (home, replica) = (stage.host(0), stage.host(1));
+    let machine = stage.machine(1)?;
+    let profile = only(&stage.profile(home, "alice")?, 1)?;
+    let mut alice = machine.connect(&profile)?;
+    let shown = gateway(replica)?;
+    ensure!(shown["authority"]["is_here"] == false, "{shown}");
+    ensure!(shown["authority"]["is_linked"] == true, "{shown}");
+    ensure!(shown["authority"]["name"] == home.nickname(), "{shown}");
+    ensure!(shown["addresses_agreed_by"] == "first-host", "{shown}");
+    let files = ["openvpn-replica.json", "openvpn-peers.json", "openvpn-addresses.json"];
+    for file in files {
+        let path = replica.state_directory().join(file);
+        try_wait_until(&format!("{file} to be there"), LIMIT, || Ok(path.exists()))?;
+        let mode =
+            std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path)?.permissions());
+        ensure!(mode & 0o777 == 0o600, "{file}: {mode:o}");
+    }
+    let text = |host: &Host, file: &str| std::fs::read_to_string(host.state_directory().join(file));
+    let own: Value = serde_json::from_str(&text(home, "openvpn-authority.json")?)?;
+    let key = own["key"].as_str().context("no key")?;
+    let taken: Value = serde_json::from_str(&text(replica, "openvpn-replica.json")?)?;
+    ensure!(taken["key"].is_null() && taken["server_key"].is_string(), "{taken}");
+    ensure!(!taken.to_string().contains(key), "the replica has the authority's private key");
+
+    // The home goes, and the replica starts anew.
+    home.stop_daemon()?;
+    replica.stop_daemon()?;
+    alice.process.line_with("SIGUSR1", LIMIT)?;
+    replica.start_daemon(&[])?;
+    ensure!(connected(&mut alice.process)? == alice.address, "another address");
+    wait_ping(&stage.container, alice.address.into(), LIMIT)?;
+    let shown = gateway(replica)?;
+    ensure!(shown["authority"]["is_linked"] == false, "{shown}");
+    ensure!(shown["authority"]["as_of"].as_str().is_some_and(|it| it.starts_with("20")), "{shown}");
+    let status = replica.weft(&["status"])?.success()?.stdout;
+    ensure!(status.contains("which is not linked; as of 20"), "{status}");
+    for words in [["openvpn", "client", "bob"], ["openvpn", "revoke", "alice"]] {
+        let refused = replica.weft(&words)?;
+        let named =
+            refused.stderr.contains(&home.nickname()) && refused.stderr.contains("not linked");
+        ensure!(refused.status.code() != Some(0) && named, "{refused:?}");
+    }
+
+    // A third host makes an authority of its own.
+    home.start_daemon(&[])?;
+    stage.lab.wait_active()?;
+    let third = stage.host(2);
+    third.weft(&["ca", "init"])?.success()?;
+    for (host, other) in [(home, third), (third, home), (replica, third)] {
+        let named = format!("host {} has another certificate authority", other.nickname());
+        try_wait_until(&format!("{named}, at {}", host.nickname()), LIMIT, || {
+            let status = host.weft_json(&["status"]).unwrap_or_default();
+            Ok(status["warnings"].to_string().contains(&named))
+        })?;
+    }
+    // Each keeps its own; the replica keeps that of the first, and takes its word again.
+    ensure!(third.state_directory().join("openvpn-authority.json").exists());
+    ensure!(serde_json::from_str::<Value>(&text(home, "openvpn-authority.json")?)? == own);
+    ensure!(gateway(replica)?["authority"]["name"] == home.nickname());
+    replica.weft(&["openvpn", "revoke", "alice"])?.success()?;
+    alice.process.wait(LIMIT)?;
+    Ok(())
+}
