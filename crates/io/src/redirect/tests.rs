@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use weft_packet::ethernet::{Mac, TYPE_ARP, TYPE_IPV4, TYPE_IPV6, TYPE_SERVICE_VLAN, TYPE_VLAN};
 use weft_packet::ipv4::{MORE_FRAGMENTS, PROTOCOL_ICMP, PROTOCOL_TCP, PROTOCOL_UDP};
@@ -32,6 +33,8 @@ const TYPE_UNKNOWN: u16 = 0x88b5;
 const PORT: u16 = 5_000;
 const DHCP: u16 = 67;
 const DHCPV6: u16 = 547;
+/// How long a frame may take to its device.
+const ARRIVAL_LIMIT: Duration = Duration::from_secs(5);
 
 /// Packets that a device has received and sent.
 fn packets(device: &str) -> (u64, u64) {
@@ -39,6 +42,27 @@ fn packets(device: &str) -> (u64, u64) {
     let line = all.lines().find(|line| line.trim().starts_with(device)).unwrap();
     let words: Vec<_> = line.split(':').nth(1).unwrap().split_whitespace().collect();
     (words[1].parse().unwrap(), words[9].parse().unwrap())
+}
+
+/// Waits for something that the kernel does soon; a busy machine holds it up.
+fn wait_until(mut is_so: impl FnMut() -> bool) {
+    let limit = Instant::now() + ARRIVAL_LIMIT;
+    while !is_so() {
+        assert!(Instant::now() < limit, "a frame went nowhere");
+        std::thread::yield_now();
+    }
+}
+
+/// The length of the frame that was just sent, in the TAP's buffer; `None`: a device has it, which had so many before.
+fn taken(tap: &Tap, buffer: &mut [u8], device: &str, before: u64) -> Option<usize> {
+    let mut len = None;
+    wait_until(|| {
+        len = tap.recv(buffer).ok();
+        len.is_some() || packets(device).0 > before
+    });
+    assert!(tap.recv(buffer).is_err());
+    assert_eq!(packets(device).0, before + u64::from(len.is_none()));
+    len
 }
 
 /// The kernel itself sends nothing, and no rules see the frames of a bridge.
@@ -233,8 +257,13 @@ fn frames_for_the_set_go_up_the_tap_and_the_others_to_the_switch() {
         let mut crosses = |expected: &[[u8; 6]]| {
             socket.send_to(b"x", "10.9.0.2:9").unwrap();
             socket.send_to(b"x", "10.9.0.3:9").unwrap();
-            assert_eq!(reads(), expected);
-            let now = packets("switch0").0;
+            let (mut read, mut now) = (Vec::new(), switched);
+            wait_until(|| {
+                read.extend(reads());
+                now = packets("switch0").0;
+                read.len() as u64 + now - switched >= 2
+            });
+            assert_eq!(read, expected);
             assert_eq!(now - switched, 2 - expected.len() as u64);
             switched = now;
         };
@@ -267,7 +296,7 @@ fn frames_for_the_set_go_up_the_tap_and_the_others_to_the_switch() {
         crosses(&[]);
         assert!(macs.set_sources(CONTAINER, &[OWN.into()]).unwrap());
         crosses(&[REMOTE]);
-        assert_eq!(packets("tap0").1, from.1 + 2);
+        wait_until(|| packets("tap0").1 == from.1 + 2);
     })
     .unwrap();
 }
@@ -287,10 +316,8 @@ fn what_leaves_a_direct_port_passes_the_switch_by_only_under_the_containers_addr
         let mut passes = |sender: &FrameSender, frame: &[u8]| {
             let before = packets("switch0").0;
             sender.send(frame).unwrap();
-            let passes = tap.recv(&mut buffer).is_ok_and(|len| buffer[VNET_LEN..len] == *frame);
-            assert!(tap.recv(&mut buffer).is_err());
-            assert_eq!(packets("switch0").0, before + u64::from(!passes));
-            passes
+            let len = taken(&tap, &mut buffer, "switch0", before);
+            len.map(|len| assert_eq!(buffer[VNET_LEN..len], *frame)).is_some()
         };
         let plain = FrameSender::open("tap0");
         check_senders(&macs, &mut |frame| passes(&plain, frame));
@@ -351,16 +378,8 @@ impl Ports {
     fn is_short(&mut self, frame: &[u8]) -> bool {
         let before = packets("other1").0;
         self.sender.send(frame).unwrap();
-        let is_short = match self.tap.recv(&mut self.buffer) {
-            Ok(len) => {
-                assert_eq!(self.buffer[VNET_LEN..len], *frame);
-                true
-            }
-            Err(_) => false,
-        };
-        assert!(self.tap.recv(&mut self.buffer).is_err());
-        assert_eq!(packets("other1").0, before + u64::from(!is_short));
-        is_short
+        let len = taken(&self.tap, &mut self.buffer, "other1", before);
+        len.map(|len| assert_eq!(self.buffer[VNET_LEN..len], *frame)).is_some()
     }
 
     /// Whether one from the container does, whose sender is beyond doubt.
