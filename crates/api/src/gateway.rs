@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::listen::{Listen, Protocol};
 use crate::login::{Auth, LoginSettings};
 
 /// The certificate authority of a gateway's clients.
@@ -64,11 +65,12 @@ pub const ADDRESSES_FIRST_HOST: &str = "first-host";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServeRequest {
-    /// UDP addresses to listen on; none: port 1194 of all addresses.
-    pub listen: Vec<SocketAddr>,
+    /// Where to listen; none: UDP port 1194 of all addresses.
+    pub listen: Vec<Listen>,
     /// The network that clients join; `None`: `weft`.
     pub network: Option<String>,
-    /// What profiles name this host by, as HOST or HOST:PORT; none: the address that other hosts use.
+    /// What profiles name this host by: HOST or HOST:PORT, with `udp:` or `tcp:` before it; none: the address that other
+    /// hosts use. Without protocol: by all that are listened on.
     pub remotes: Vec<String>,
     /// Seconds without a packet after which either end sends a ping; `None`: 10.
     pub ping_s: Option<u32>,
@@ -100,8 +102,8 @@ pub struct Gateway {
     pub state: String,
     /// Why it does not serve.
     pub reason: Option<String>,
-    /// UDP addresses that it listens on.
-    pub listen: Vec<SocketAddr>,
+    /// Where it listens.
+    pub listen: Vec<Listen>,
     /// The network that clients join.
     pub network: String,
     /// This host's own addresses on it.
@@ -147,6 +149,9 @@ pub struct VpnClient {
     pub addresses: Vec<IpAddr>,
     /// Where its packets come from.
     pub real_address: SocketAddr,
+    /// What carries its packets: `udp` or `tcp`.
+    #[serde(default)]
+    pub protocol: Protocol,
     /// The cipher of its packets.
     pub cipher: String,
     /// What moves its packets: `kernel` or `userspace`.

@@ -10,6 +10,7 @@ mod client;
 mod error;
 mod gateway;
 mod http;
+mod listen;
 mod login;
 mod networks;
 mod server;
@@ -23,6 +24,7 @@ pub use gateway::{
     OtherGateway, Revoked, ServeEngine, ServeRequest, VpnClient,
 };
 pub use http::{HttpError, HttpLimits, HttpLines, HttpRequest};
+pub use listen::{Listen, ListenError, Protocol};
 pub use login::{
     Auth, ClientName, LoginSettings, Password, SharedProfile, SharedRequest, TotpRequest,
     UnknownWord, UserChanged, UserName, UserRequest, VpnUser,

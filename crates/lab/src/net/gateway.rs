@@ -1,6 +1,6 @@
 //! A host that serves stock OpenVPN clients, and machines outside of the network with Debian's client.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -35,6 +35,8 @@ pub struct Machine {
     pub number: u8,
     /// It connects over IPv4, else over IPv6.
     pub is_ipv4: bool,
+    /// It connects over TCP, else over UDP.
+    pub is_tcp: bool,
 }
 
 /// A running client.
@@ -85,7 +87,7 @@ impl Stage {
             netns.ip(&format!("addr add 2001:db8:{number}::{last}/64 dev {device} nodad"))?;
             netns.ip(&format!("link set {device} up"))?;
         }
-        Ok(Machine { netns, number, is_ipv4: true })
+        Ok(Machine { netns, number, is_ipv4: true, is_tcp: false })
     }
 
     /// A new profile of a host's authority, in a file.
@@ -118,19 +120,39 @@ pub fn serve(host: &Host) -> anyhow::Result<Value> {
 }
 
 impl Machine {
+    /// The address at which it reaches the gateway.
+    #[must_use]
+    pub fn gateway(&self) -> IpAddr {
+        match self.is_ipv4 {
+            true => Ipv4Addr::new(198, 51, self.number, 1).into(),
+            false => Ipv6Addr::new(0x2001, 0xdb8, self.number.into(), 0, 0, 0, 0, 1).into(),
+        }
+    }
+
     /// Starts a client.
     ///
     /// # Errors
     /// The program does not start.
     pub fn start(&self, profile: &Path) -> anyhow::Result<Running> {
-        let (remote, proto) = match self.is_ipv4 {
-            true => (format!("198.51.{}.1", self.number), "udp"),
-            false => (format!("2001:db8:{}::1", self.number), "udp6"),
+        self.start_with(profile, &[])
+    }
+
+    /// Starts a client with further options.
+    ///
+    /// # Errors
+    /// The program does not start.
+    pub fn start_with(&self, profile: &Path, options: &[&str]) -> anyhow::Result<Running> {
+        let remote = self.gateway().to_string();
+        let proto = match (self.is_tcp, self.is_ipv4) {
+            (false, true) => "udp",
+            (false, false) => "udp6",
+            (true, true) => "tcp-client",
+            (true, false) => "tcp6-client",
         };
         let profile = profile.to_string_lossy();
         // The profile's own remote is the host's address on the underlay.
         let place = ["openvpn", "--remote", &remote, "1194", proto, "--verb", "3"];
-        let words = [&place[..], &["--config", &profile, "--dev", "tun0"]].concat();
+        let words = [&place[..], &["--config", &profile, "--dev", "tun0"], options].concat();
         Ok(self.netns.spawn(&words)?)
     }
 
@@ -139,7 +161,15 @@ impl Machine {
     /// # Errors
     /// It does not connect in time.
     pub fn connect(&self, profile: &Path) -> anyhow::Result<Client> {
-        let mut process = self.start(profile)?;
+        self.connect_with(profile, &[])
+    }
+
+    /// [`Self::connect`] with further options of the client.
+    ///
+    /// # Errors
+    /// It does not connect in time.
+    pub fn connect_with(&self, profile: &Path, options: &[&str]) -> anyhow::Result<Client> {
+        let mut process = self.start_with(profile, options)?;
         let pushed = process.line_with("PUSH_REPLY", LIMIT)?;
         process.line_with(CONNECTED, LIMIT)?;
         let value = |name: &str| {

@@ -1,12 +1,12 @@
 //! The command line. Commands and options have Weave Net's names where it had them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use weft_api::{Auth, ClientName};
+use weft_api::{Auth, ClientName, Listen};
 use weft_daemon::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, WORKERS_MAX};
 
 use crate::dco::DcoCommand;
@@ -311,10 +311,11 @@ pub enum OpenvpnCommand {
 /// `weft openvpn serve`.
 #[derive(Debug, Args)]
 pub struct OpenvpnServeArgs {
-    /// UDP address to listen on; may be repeated (default: port 1194 of all addresses)
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub listen: Vec<SocketAddr>,
-    /// What profiles name this host by, as HOST[:PORT]; may be repeated (default: the address that other hosts use)
+    /// Where to listen, as [udp:|tcp:][ADDRESS:]PORT; may be repeated (default: udp:1194, on all addresses)
+    #[arg(long, value_name = "PLACE")]
+    pub listen: Vec<Listen>,
+    /// What profiles name this host by, as [udp:|tcp:]HOST[:PORT]; may be repeated (default: the address that other
+    /// hosts use, by each protocol that is listened on)
     #[arg(long, value_name = "HOST")]
     pub remote: Vec<String>,
     /// Network that clients join (default: weft)

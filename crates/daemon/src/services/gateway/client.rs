@@ -12,9 +12,14 @@ use weft_openvpn::session::{Acceptance, Session};
 use super::authority::Holder;
 use super::device::NewPeer;
 use super::login::Identity;
+use super::sockets::Transport;
+use super::streams;
 
 /// Datagrams of a client that wait for a thread; it sends those again that are dropped.
 const DATAGRAMS_MAX: usize = 16;
+/// Packets of a client over TCP that wait for a thread: it sends none again. More than its window of unacknowledged
+/// packets and this end's together.
+const STREAM_PACKETS_MAX: usize = 64;
 
 /// One thing to do with a session.
 pub(super) enum Todo {
@@ -75,7 +80,9 @@ pub(super) struct Client {
     datagrams: usize,
     /// Its session id, by which its packets are known.
     pub(super) remote: SessionId,
-    pub(super) transport: u16,
+    pub(super) transport: Transport,
+    /// Its connection, over TCP.
+    pub(super) connection: Option<streams::Number>,
     pub(super) address: SocketAddr,
     pub(super) stage: Stage,
     /// What it has shown last, while that is being judged.
@@ -88,13 +95,14 @@ pub(super) struct Client {
 
 impl Client {
     /// A client whose session is being made.
-    pub(super) fn new(remote: SessionId, transport: u16, address: SocketAddr) -> Self {
+    pub(super) fn new(remote: SessionId, transport: Transport, address: SocketAddr) -> Self {
         Self {
             session: None,
             todo: VecDeque::new(),
             datagrams: 0,
             remote,
             transport,
+            connection: None,
             address,
             stage: Stage::Handshake,
             asking: None,
@@ -106,7 +114,11 @@ impl Client {
     /// Queues something. False: too many datagrams wait already.
     pub(super) fn push(&mut self, todo: Todo) -> bool {
         if matches!(todo, Todo::Datagram(_)) {
-            if self.datagrams == DATAGRAMS_MAX {
+            let max = match self.transport {
+                Transport::Udp(_) => DATAGRAMS_MAX,
+                Transport::Tcp => STREAM_PACKETS_MAX,
+            };
+            if self.datagrams == max {
                 return false;
             }
             self.datagrams += 1;
@@ -161,7 +173,7 @@ mod tests {
     #[test]
     fn a_client_that_floods_loses_datagrams_and_nothing_else() {
         let remote = SessionId::new([1; 8]).unwrap();
-        let mut client = Client::new(remote, 0, "192.0.2.1:1194".parse().unwrap());
+        let mut client = Client::new(remote, Transport::Udp(0), "192.0.2.1:1194".parse().unwrap());
         assert_eq!(client.needs_thread(), None);
         for _ in 0..DATAGRAMS_MAX {
             assert!(client.push(Todo::Datagram(vec![0])));

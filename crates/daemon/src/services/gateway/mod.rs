@@ -10,12 +10,14 @@ mod device;
 mod login;
 mod named;
 mod peers;
+mod places;
 mod profile;
 mod push;
 mod serving;
+mod sockets;
+mod streams;
 mod users;
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,7 +25,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_api::{
-    ApiError, Attachment, ClientProfile, ErrorKind, ExposeRequest, LoginSettings, Revoked,
+    ApiError, Attachment, ClientProfile, ErrorKind, ExposeRequest, Listen, LoginSettings, Revoked,
     ServeEngine, ServeRequest, VpnClient,
 };
 use weft_engine::dco::Event;
@@ -41,8 +43,11 @@ use self::named::Named;
 pub(crate) use self::named::keep_names;
 pub(crate) use self::peers::{Peers, keep as keep_peers};
 use self::peers::{REPLICA_FILE, ToHome};
+use self::places::Remote;
 use self::push::Inside;
 use self::serving::{Begun, Command, Inputs, Serving, Whom};
+use self::sockets::Sockets;
+use self::streams::Streams;
 use super::attach::{Attachments, CLIENT_OWNER};
 use super::names::announced::Announcer;
 use super::networks::Networks;
@@ -75,7 +80,7 @@ const COMMANDS_MAX: usize = 64;
 /// What `weft openvpn serve` asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Wanted {
-    listen: Vec<SocketAddr>,
+    listen: Vec<Listen>,
     network: String,
     remotes: Vec<String>,
     ping_s: u32,
@@ -383,23 +388,18 @@ impl Gateway {
         [vec![NETWORK.to_owned()], others].concat()
     }
 
-    /// The places that profiles name.
-    fn remotes(&self, host: Option<String>) -> Result<Vec<String>, ApiError> {
+    /// The servers that profiles name.
+    fn remotes(&self, host: Option<String>) -> Result<Vec<Remote>, ApiError> {
         let wanted = self.wanted_now();
+        let listen = wanted.as_ref().map_or(&[][..], |wanted| &wanted.listen);
         if let Some(Wanted { remotes, .. }) = &wanted
             && !remotes.is_empty()
         {
-            return Ok(remotes.clone());
+            return Ok(places::remotes(remotes, listen));
         }
-        let port = wanted.and_then(|wanted| wanted.listen.first().map(SocketAddr::port));
-        let port = port.unwrap_or(device::PORT);
         let text = "cannot tell by which address clients reach this host: weft openvpn serve --remote HOST[:PORT]";
         let host = host.ok_or_else(|| ApiError::new(ErrorKind::Conflict, text))?;
-        Ok(vec![if host.contains(':') {
-            format!("[{host}]:{port}")
-        } else {
-            format!("{host}:{port}")
-        }])
+        Ok(places::remotes(&[host], listen))
     }
 
     /// Changes the authority on a thread that the disk may hold up. It is saved before it counts.
@@ -437,8 +437,10 @@ impl Gateway {
         if listen.len() > LISTEN_MAX || remotes.len() > LISTEN_MAX {
             return bad(format!("at most {LISTEN_MAX} addresses to listen on, and as many places"));
         }
-        if let Some(place) = remotes.iter().find(|place| !profile::is_place(place)) {
-            return bad(format!("{place:?} is no place for profiles: give HOST or HOST:PORT"));
+        if let Some(place) = remotes.iter().find(|place| !places::is_place(place)) {
+            return bad(format!(
+                "{place:?} is no place for profiles: give HOST or HOST:PORT, with udp: or tcp: before it"
+            ));
         }
         let (ping_s, restart_s) =
             (ping_s.unwrap_or(PING_S), ping_restart_s.unwrap_or(PING_RESTART_S));
@@ -488,7 +490,10 @@ impl Gateway {
         // The disk may be slow.
         let prepared = tokio::task::spawn_blocking(move || logins.prepare(&settings)).await;
         prepared.map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
-        let opened = DataChannel::open(wanted, &self.kernel).await;
+        let sockets = sockets::bind_all(&wanted.listen);
+        let Sockets { udp, listeners } = sockets.map_err(|error| conflict(error.to_string()))?;
+        let streams = Streams::new(listeners).map_err(|error| conflict(error.to_string()))?;
+        let opened = DataChannel::open(wanted, udp, &self.kernel).await;
         let (channel, events) = opened.map_err(|error| conflict(error.to_string()))?;
         if let Some(reason) = channel.reason() {
             tracing::info!(reason, "the kernel does not move packets of OpenVPN clients");
@@ -508,6 +513,7 @@ impl Gateway {
         let threads_max = std::thread::available_parallelism().map_or(1, usize::from);
         let ciphers = channel.ciphers();
         let begun = Begun {
+            streams,
             channel: Arc::new(channel),
             gate: Gate::new(Instant::now(), config, &rand::random()),
             options: ServerOptions {
@@ -580,7 +586,7 @@ async fn serve_once(
     let (sender, commands) = mpsc::channel(COMMANDS_MAX);
     let shown = weft_api::Gateway {
         state: "serving".into(),
-        listen: begun.channel.listens(),
+        listen: begun.listens(),
         network: now.network.clone(),
         addresses: begun.inside.own.clone(),
         engine: begun.channel.engine().into(),

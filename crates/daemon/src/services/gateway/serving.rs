@@ -8,6 +8,7 @@ mod elsewhere;
 mod events;
 mod login;
 mod routes;
+mod streams;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -16,7 +17,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
-use weft_api::{LoginSettings, VpnClient};
+use weft_api::{Listen, LoginSettings, Protocol, VpnClient};
 use weft_engine::dco::{DEVICE_PEERS_MAX, Event};
 use weft_kernel::{CLIENTS_DEVICE, KernelError};
 use weft_openvpn::device::{DeletionReason, Notification};
@@ -30,6 +31,8 @@ use super::device::{DataChannel, KeyChange, NewPeer};
 use super::login::Verdict;
 use super::named::dns_name;
 use super::push::Inside;
+use super::sockets::Transport;
+use super::streams::{StreamEvent, Streams};
 use super::{Gateway, Wanted};
 use crate::services::networks::OnNetwork;
 use crate::services::supervisor::Pulse;
@@ -81,7 +84,9 @@ pub(super) struct Inputs<'a> {
 /// The parts that are made before the first packet.
 pub(super) struct Begun {
     pub(super) channel: Arc<DataChannel>,
+    pub(super) streams: Streams,
     pub(super) gate: Gate,
+    /// Of sessions over UDP.
     pub(super) options: ServerOptions,
     pub(super) network: OnNetwork,
     /// The host's interface on it.
@@ -92,6 +97,16 @@ pub(super) struct Begun {
     /// Whether the host passes IPv6 packets on.
     pub(super) has_ipv6: bool,
     pub(super) threads_max: usize,
+}
+
+impl Begun {
+    /// Where clients come in.
+    pub(super) fn listens(&self) -> Vec<Listen> {
+        let on =
+            |protocol, at: SocketAddr| Listen { protocol, address: Some(at.ip()), port: at.port() };
+        let udp = self.channel.listens().into_iter().map(|at| on(Protocol::Udp, at));
+        udp.chain(self.streams.listens().iter().map(|at| on(Protocol::Tcp, *at))).collect()
+    }
 }
 
 /// A session that comes back from a thread, or after the device has done what it asked for.
@@ -128,6 +143,7 @@ impl Then {
 /// One input.
 enum Input {
     Event(Event),
+    Stream(StreamEvent),
     DeviceGone,
     Command(Command),
     Changed,
@@ -143,9 +159,11 @@ pub(super) struct Serving {
     gateway: Arc<Gateway>,
     begun: Begun,
     options: Arc<ServerOptions>,
+    /// Of sessions over TCP.
+    stream_options: Arc<ServerOptions>,
     clients: BTreeMap<u32, Client>,
     /// The clients at a transport and an address: one, and for a moment its next session.
-    places: HashMap<(u16, SocketAddr), Vec<u32>>,
+    places: HashMap<(Transport, SocketAddr), Vec<u32>>,
     timers: BTreeSet<(Instant, u32)>,
     /// Clients that wait for a thread.
     ready: VecDeque<u32>,
@@ -166,10 +184,13 @@ pub(super) struct Serving {
 impl Serving {
     pub(super) fn new(gateway: Arc<Gateway>, begun: Begun) -> Self {
         let options = Arc::new(begun.options.clone());
+        let mut over_streams = begun.options.clone();
+        over_streams.link.is_tcp = true;
         Self {
             gateway,
             begun,
             options,
+            stream_options: Arc::new(over_streams),
             clients: BTreeMap::new(),
             places: HashMap::new(),
             timers: BTreeSet::new(),
@@ -201,6 +222,7 @@ impl Serving {
                 Input::Changed => return Ok(()),
                 Input::DeviceGone => return Err(device_gone()),
                 Input::Event(event) => self.handle_event(event)?,
+                Input::Stream(event) => self.handle_stream(event),
                 Input::Command(command) => self.handle_command(command),
                 Input::Done(done) => self.take_back(done.map_err(|error| failed(&error))?),
                 Input::Judged(judged) => {
@@ -223,6 +245,7 @@ impl Serving {
         let at = first.into_iter().chain([routes_at]).min().unwrap_or(routes_at);
         tokio::select! {
             event = inputs.events.recv() => event.map_or(Input::DeviceGone, Input::Event),
+            event = self.begun.streams.next() => Input::Stream(event),
             Some(command) = inputs.commands.recv() => Input::Command(command),
             _ = inputs.wanted.changed() => Input::Changed,
             Some(done) = self.jobs.join_next() => Input::Done(done),
@@ -247,13 +270,19 @@ impl Serving {
     fn handle_event(&mut self, event: Event) -> Result<(), String> {
         match event {
             Event::Packet { source, transport, packet } => {
+                let transport = self.begun.channel.transport(transport);
                 self.handle_packet(transport, source, packet);
             }
             Event::Notification(Notification::PeerDeleted { peer_id, reason }) => match reason {
                 DeletionReason::Userspace => {}
                 DeletionReason::Teardown => return Err(device_gone()),
-                _ => {
-                    self.told(peer_id, "nothing came from it for too long");
+                reason => {
+                    let reason = match reason {
+                        DeletionReason::TransportDisconnect => "its connection was closed",
+                        DeletionReason::TransportError => "its connection is broken",
+                        _ => "nothing came from it for too long",
+                    };
+                    self.told(peer_id, reason);
                     self.forget(peer_id);
                 }
             },
@@ -268,13 +297,15 @@ impl Serving {
     }
 
     /// A packet of the control channel.
-    fn handle_packet(&mut self, transport: u16, source: SocketAddr, packet: Vec<u8>) {
+    fn handle_packet(&mut self, at: Transport, source: SocketAddr, packet: Vec<u8>) {
         let session = session_of(&packet);
-        let mut here = self.places.get(&(transport, source)).into_iter().flatten().copied();
+        let mut here = self.places.get(&(at, source)).into_iter().flatten().copied();
         let is_its = |client: &Client| Some(client.remote) == session;
         if let Some(number) = here.find(|number| self.clients.get(number).is_some_and(is_its)) {
             return self.ask(number, Todo::Datagram(packet));
         }
+        // A connection that the device has serves one session.
+        let Transport::Udp(transport) = at else { return self.count("other_session") };
         // Before the door, which opens once for each client.
         if self.clients.len() >= CLIENTS_MAX {
             return self.count("too_many_clients");
@@ -282,7 +313,7 @@ impl Serving {
         let (now, unix_s) = (Instant::now(), unix_s());
         match self.begun.gate.handle_datagram(now, unix_s, source, &packet) {
             Ok(Gated::Answer(answer)) => self.begun.channel.send(transport, source, &answer),
-            Ok(Gated::Admit(admission)) => self.admit(transport, source, *admission),
+            Ok(Gated::Admit(admission)) => _ = self.admit(at, source, *admission),
             Err(refusal) => {
                 tracing::debug!(%source, %refusal, "dropped a first packet");
                 self.count("first_packet_refused");
@@ -291,12 +322,15 @@ impl Serving {
     }
 
     /// Opens a session, on a thread: its first packet may have TLS's public-key work.
-    fn admit(&mut self, transport: u16, source: SocketAddr, admission: Admission) {
+    fn admit(&mut self, transport: Transport, source: SocketAddr, admission: Admission) -> u32 {
         let number = self.free_number();
         let client = Client::new(admission.remote(), transport, source);
         self.clients.insert(number, client);
         self.places.entry((transport, source)).or_default().push(number);
-        let options = Arc::clone(&self.options);
+        let options = match transport {
+            Transport::Udp(_) => Arc::clone(&self.options),
+            Transport::Tcp => Arc::clone(&self.stream_options),
+        };
         let seed: [u8; 32] = rand::random();
         self.jobs.spawn_blocking(move || {
             let (now, unix_s) = (Instant::now(), unix_s());
@@ -304,6 +338,7 @@ impl Serving {
             let session = session.inspect_err(|error| tracing::warn!(%error, "no session"));
             Done { number, session: session.ok().map(Box::new), then: Then::Ran }
         });
+        number
     }
 
     fn free_number(&mut self) -> u32 {
@@ -341,6 +376,7 @@ impl Serving {
             }
             match client.pop() {
                 Some(Todo::Datagram(packet)) if needs_thread => {
+                    self.took(number);
                     self.jobs.spawn_blocking(move || {
                         let handled = session.handle_datagram(Instant::now(), &packet);
                         let then = handled.map_or_else(Then::dropped, |()| Then::Ran);
@@ -363,6 +399,7 @@ impl Serving {
             // The device's part.
             Todo::Join(..) => {}
             Todo::Datagram(packet) => {
+                self.took(number);
                 let handled = session.handle_datagram(now, &packet);
                 self.go_on(&mut session, handled.map_or_else(Then::dropped, |()| Then::Ran));
             }
@@ -470,11 +507,12 @@ impl Serving {
         if !changes.is_empty() && self.clients.contains_key(&number) {
             return self.change_keys(number, session, changes);
         }
+        self.note_proven(number);
         let now = Instant::now();
-        let Some(client) = self.clients.get_mut(&number) else { return };
         while let Some(transmit) = session.poll_transmit(now) {
-            self.begun.channel.send(client.transport, transmit.address, &transmit.bytes);
+            self.transmit(number, transmit.address, &transmit.bytes);
         }
+        let Some(client) = self.clients.get_mut(&number) else { return };
         if session.is_drained(now) {
             return self.forget(number);
         }
@@ -538,10 +576,17 @@ impl Serving {
         let Stage::Routing(known) = std::mem::replace(&mut client.stage, Stage::Over) else {
             return;
         };
+        let connection = client.connection.map(|it| self.begun.streams.give(it));
+        if matches!(connection, Some(None)) {
+            // It is let in once its connection is at the end of a frame.
+            client.stage = Stage::Routing(known);
+            return;
+        }
         let Inside { ping_s, ping_restart_s, .. } = self.begun.inside;
         let new = NewPeer {
             id: number,
             transport: client.transport,
+            connection: connection.flatten(),
             remote: client.address,
             addresses: known.addresses.clone(),
             ping_s,
@@ -598,6 +643,9 @@ impl Serving {
             self.begun.channel.remove_peer(number);
             self.gateway.unname(number);
             self.gateway.peers.left(&known.login.name);
+            if let Some(connection) = client.connection {
+                self.begun.streams.take_back(connection);
+            }
         }
         match stage {
             Stage::Asked(known) => self.unname(number, &known.login.name),
@@ -616,10 +664,13 @@ impl Serving {
         if let Some(timer) = client.timer {
             self.timers.remove(&(timer, number));
         }
+        if let Some(connection) = client.connection {
+            self.begun.streams.close(connection);
+        }
         self.leave_place(number, client.transport, client.address);
     }
 
-    fn leave_place(&mut self, number: u32, transport: u16, address: SocketAddr) {
+    fn leave_place(&mut self, number: u32, transport: Transport, address: SocketAddr) {
         let Some(here) = self.places.get_mut(&(transport, address)) else { return };
         here.retain(|other| *other != number);
         if here.is_empty() {
@@ -676,6 +727,7 @@ impl Serving {
                 dns_name: dns_name(&known.login.name),
                 addresses: known.addresses.clone(),
                 real_address: client.address,
+                protocol: client.transport.protocol(),
                 cipher: known.cipher.to_owned(),
                 engine: engine.to_owned(),
                 bytes_in: 0,

@@ -27,7 +27,7 @@ pub(in crate::cli) fn gateway(gateway: &Gateway) -> String {
     let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
     let mut text = format!("{state}{reason}");
     if !listen.is_empty() {
-        let _ = write!(text, " on UDP {}", listen.join(", "));
+        let _ = write!(text, " on {}", listen.join(", "));
     }
     let _ = write!(text, ", network {network}, {clients} clients");
     if !engine.is_empty() {
@@ -104,6 +104,7 @@ pub(in crate::cli) fn clients(clients: &[VpnClient]) -> String {
         "NAME",
         "ADDRESSES",
         "FROM",
+        "BY",
         "CIPHER",
         "ENGINE",
         "BYTES IN",
@@ -117,6 +118,7 @@ pub(in crate::cli) fn clients(clients: &[VpnClient]) -> String {
             client.name.clone(),
             addresses.join(" "),
             client.real_address.to_string(),
+            client.protocol.to_string(),
             client.cipher.clone(),
             client.engine.clone(),
             client.bytes_in.to_string(),

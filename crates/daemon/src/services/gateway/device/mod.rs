@@ -3,15 +3,14 @@
 mod kernel;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::AsFd;
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 use tokio::sync::mpsc;
-use weft_api::ServeEngine;
+use weft_api::{Protocol, ServeEngine};
 use weft_crypto::DataCipher;
 use weft_engine::dco::{Device, DeviceConfig, Event};
 use weft_engine::{DropReason, EngineError};
@@ -23,14 +22,13 @@ use weft_openvpn::session::DataKeys;
 
 use self::kernel::Followers;
 use super::Wanted;
+use super::sockets::Transport;
 use crate::dco::{DataDevice, DataDeviceError};
 
 /// Events of the device that wait for the service; more are dropped and counted.
 const EVENTS_MAX: usize = 8_192;
 /// The MTU of clients' packets, in bytes.
 pub(super) const MTU: u16 = MTU_DEFAULT as u16;
-/// The port of OpenVPN.
-pub(super) const PORT: u16 = 1_194;
 /// How long a new peer waits until the device has let go of an earlier one with its address.
 const ADDRESS_FREE_LIMIT: Duration = Duration::from_secs(10);
 /// The pause between two tries.
@@ -54,7 +52,9 @@ pub(super) struct DataChannel {
 #[derive(Clone, Debug)]
 pub(super) struct NewPeer {
     pub(super) id: u32,
-    pub(super) transport: u16,
+    pub(super) transport: Transport,
+    /// Its connection, over TCP.
+    pub(super) connection: Option<Arc<TcpStream>>,
     pub(super) remote: SocketAddr,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) ping_s: u32,
@@ -71,16 +71,6 @@ pub(super) enum KeyChange {
 /// The gateway cannot begin.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OpenError {
-    /// A socket cannot be bound.
-    #[error(
-        "cannot listen on UDP {address}: {error}; another program may use the port: weft openvpn serve --listen ADDRESS:PORT"
-    )]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// Why.
-        error: io::Error,
-    },
     /// The engine's device cannot be made.
     #[error(transparent)]
     Device(#[from] EngineError),
@@ -98,6 +88,11 @@ pub(super) enum OpenError {
         "the kernel's ovpn device takes none of the ciphers ({0}): load the kernel's modules for AES-GCM, or serve with --engine userspace"
     )]
     NoCipher(DataDeviceError),
+    /// TCP is asked for.
+    #[error(
+        "the kernel's device does not carry TCP clients yet: listen on UDP alone, or serve with --engine userspace"
+    )]
+    KernelTcp,
     /// A system call failed.
     #[error("cannot {doing}: {error}")]
     System {
@@ -124,17 +119,20 @@ impl Telling {
 }
 
 impl DataChannel {
-    /// Opens the device and binds the sockets. The kernel's device is taken where it can be, unless another is asked
+    /// Opens the device with these UDP sockets. The kernel's device is taken where it can be, unless another is asked
     /// for.
     pub(super) async fn open(
         wanted: &Wanted,
+        sockets: Vec<UdpSocket>,
         kernel: &Kernel,
     ) -> Result<(Self, mpsc::Receiver<Event>), OpenError> {
-        let sockets = bind_all(wanted)?;
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let telling = Telling { sender, lost: Arc::default() };
+        let has_tcp = wanted.listen.iter().any(|it| it.protocol == Protocol::Tcp);
         let reason = match wanted.engine {
             ServeEngine::Userspace => None,
+            ServeEngine::Kernel if has_tcp => return Err(OpenError::KernelTcp),
+            ServeEngine::Auto if has_tcp => Some(OpenError::KernelTcp.to_string()),
             engine => match kernel::open(kernel, &sockets, &telling).await {
                 Ok(channel) => return Ok((channel, events)),
                 Err(error) if engine == ServeEngine::Kernel => return Err(error),
@@ -186,13 +184,30 @@ impl DataChannel {
         }
     }
 
+    /// Sends a packet of the control channel by the connection of a peer.
+    pub(super) fn send_to_peer(&self, id: u32, packet: &[u8]) {
+        let sent = match &*self.device {
+            DataDevice::Userspace(device) => device.send_packet(id, packet),
+            // It has no peers over TCP yet.
+            DataDevice::Kernel(_) => Err(DeviceError::NoPeer(id)),
+        };
+        if let Err(error) = sent {
+            tracing::debug!(%error, id, "cannot send a packet of the control channel");
+        }
+    }
+
+    /// What a packet came by, by the device's number.
+    pub(super) fn transport(&self, number: u16) -> Transport {
+        self.socket(number).map_or(Transport::Tcp, |_| Transport::Udp(number))
+    }
+
     /// Makes a client's peer. Waits while an earlier peer with its address is being deleted.
     pub(super) async fn new_peer(&self, new: &NewPeer) -> Result<(), DataDeviceError> {
-        let socket = self.socket(new.transport).ok_or(DeviceError::NotASocket)?;
+        let socket = self.socket_of(new).ok_or(DeviceError::NotASocket)?;
         let attributes = attributes(new);
         let limit = Instant::now() + ADDRESS_FREE_LIMIT;
         loop {
-            match self.device.new_peer(socket.as_fd(), &attributes).await {
+            match self.device.new_peer(socket, &attributes).await {
                 Err(error) if error.is_address_taken() && Instant::now() < limit => {
                     tokio::time::sleep(ADDRESS_FREE_PAUSE).await;
                 }
@@ -253,6 +268,13 @@ impl DataChannel {
         drops.chain([("events_lost", self.lost.load(Ordering::Relaxed))])
     }
 
+    fn socket_of<'a>(&'a self, new: &'a NewPeer) -> Option<BorrowedFd<'a>> {
+        match new.transport {
+            Transport::Udp(number) => self.socket(number).map(AsFd::as_fd),
+            Transport::Tcp => new.connection.as_ref().map(AsFd::as_fd),
+        }
+    }
+
     fn socket(&self, transport: u16) -> Option<&UdpSocket> {
         let found = self.sockets.iter().find(|(number, _)| *number == transport);
         found.map(|(_, socket)| socket)
@@ -294,14 +316,17 @@ fn open_userspace(sockets: Vec<UdpSocket>, telling: Telling) -> Result<DataChann
 fn attributes(new: &NewPeer) -> PeerAttributes {
     let mut attributes = PeerAttributes {
         id: Some(new.id),
-        remote_port: Some(new.remote.port()),
         keepalive_interval_s: Some(new.ping_s),
         keepalive_timeout_s: Some(new.timeout_s),
         ..PeerAttributes::default()
     };
-    match new.remote {
-        SocketAddr::V4(remote) => attributes.remote_ipv4 = Some(*remote.ip()),
-        SocketAddr::V6(remote) => {
+    // A connection has its other end.
+    let remote = matches!(new.transport, Transport::Udp(_)).then_some(new.remote);
+    attributes.remote_port = remote.map(|remote| remote.port());
+    match remote {
+        None => {}
+        Some(SocketAddr::V4(remote)) => attributes.remote_ipv4 = Some(*remote.ip()),
+        Some(SocketAddr::V6(remote)) => {
             attributes.remote_ipv6 = Some(*remote.ip());
             attributes.remote_ipv6_scope_id = Some(remote.scope_id()).filter(|id| *id != 0);
         }
@@ -313,35 +338,4 @@ fn attributes(new: &NewPeer) -> PeerAttributes {
         }
     }
     attributes
-}
-
-/// The sockets that were asked for, or those of all addresses. A host without IPv6 has those of IPv4 then.
-fn bind_all(wanted: &Wanted) -> Result<Vec<UdpSocket>, OpenError> {
-    let failed = |address| move |error| OpenError::Listen { address, error };
-    if !wanted.listen.is_empty() {
-        let bound = wanted.listen.iter().map(|it| bind_udp(*it).map_err(failed(*it)));
-        return bound.collect();
-    }
-    let all = SocketAddr::from(([0, 0, 0, 0], PORT));
-    let mut sockets = vec![bind_udp(all).map_err(failed(all))?];
-    let all = SocketAddr::from(([0_u16; 8], PORT));
-    match bind_udp(all) {
-        Ok(socket) => sockets.push(socket),
-        Err(error) => match error.kind() {
-            io::ErrorKind::AddrInUse => return Err(failed(all)(error)),
-            _ => tracing::info!(%error, "the gateway listens on IPv4 alone"),
-        },
-    }
-    Ok(sockets)
-}
-
-/// A socket of one family alone.
-fn bind_udp(address: SocketAddr) -> io::Result<UdpSocket> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    if address.is_ipv6() {
-        sockopt::set_ipv6_v6only(&socket, true)?;
-    }
-    bind(&socket, &address)?;
-    Ok(socket.into())
 }

@@ -17,6 +17,7 @@ use crate::core::control::Request;
 use crate::devices::NETWORK;
 use crate::services::attach::CLIENT_OWNER;
 use crate::services::gateway::authority::Authority;
+use crate::services::gateway::places::{self, Remote};
 use crate::services::gateway::{Gateway, no_authority, owner_of};
 use crate::services::networks::OnNetwork;
 use crate::timestamp;
@@ -150,15 +151,15 @@ impl Gateway {
     /// This host's places for profiles.
     pub(super) async fn own_places(&self) -> Vec<String> {
         let host = crate::upkeep::reach::own_address(self.peers.host, &self.kernel).await;
-        self.remotes(host).unwrap_or_default()
+        self.remotes(host).unwrap_or_default().iter().map(places::told).collect()
     }
 
     /// All places for a client's profile, those of all gateways of one network. Which gateway comes first depends on
-    /// the client's name, so that clients spread over them.
+    /// the client's name, so that clients spread over them. Places over UDP come before those over TCP.
     pub(in crate::services::gateway) async fn places(
         &self,
         name: &str,
-    ) -> Result<Vec<String>, ApiError> {
+    ) -> Result<Vec<Remote>, ApiError> {
         let wanted = self.wanted_now();
         let all: Vec<OtherGateway> =
             self.peers.with_quietly(|state| state.gateways().cloned().collect());
@@ -172,15 +173,18 @@ impl Gateway {
         }
         if wanted.is_some() || gateways.is_empty() {
             let host = crate::upkeep::reach::own_address(self.peers.host, &self.kernel).await;
-            gateways.push((self.peers.local, self.remotes(host)?));
+            let own = self.remotes(host)?.iter().map(places::told).collect();
+            gateways.push((self.peers.local, own));
         }
         gateways.sort();
         let spread =
             name.bytes().fold(0_usize, |sum, byte| sum.wrapping_mul(31) + usize::from(byte));
         let first = spread % gateways.len().max(1);
         gateways.rotate_left(first);
-        let places = gateways.into_iter().flat_map(|(_, remotes)| remotes);
-        Ok(places.filter(|place| crate::services::gateway::profile::is_place(place)).collect())
+        let told = gateways.iter().flat_map(|(_, remotes)| remotes);
+        let mut all: Vec<Remote> = told.filter_map(|text| places::heard(text)).collect();
+        all.sort_by_key(|(_, _, is_tcp)| *is_tcp);
+        Ok(all)
     }
 
     /// At the start: what this host knows is told to others. So are addresses that it gave before it knew of others.
