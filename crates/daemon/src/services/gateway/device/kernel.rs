@@ -19,13 +19,16 @@ use weft_openvpn::device::{
 };
 use weft_openvpn::negotiation::DEFAULT_CIPHERS;
 
-use super::{DataChannel, OpenError, Telling};
+use super::{DataChannel, OpenError, PORT, Telling};
 use crate::dco::{DataDevice, KernelDevice, KernelNews};
 
 /// Pause after a read that failed.
 const READ_PAUSE: Duration = Duration::from_millis(100);
-/// The peer for which ciphers are tried before there are clients.
+/// The peer for which ciphers are tried before there are clients. Its addresses are of documentation (RFC 5737): nothing
+/// is sent to them, and the kernel takes none of loopback's.
 const TRIED_PEER: u32 = 0;
+const TRIED_REMOTE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const TRIED_VPN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 
 /// The tasks beside the device, which end with this value.
 pub(super) struct Followers {
@@ -124,15 +127,14 @@ fn is_data(packet: &[u8]) -> bool {
 async fn usable_ciphers(device: &DataDevice) -> Result<Vec<DataCipher>, OpenError> {
     let failed = |error| OpenError::System { doing: "open a socket", error };
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
-    let remote = socket.local_addr().map_err(failed)?;
     let peer = PeerAttributes {
         id: Some(TRIED_PEER),
-        remote_ipv4: Some(Ipv4Addr::LOCALHOST),
-        remote_port: Some(remote.port()),
-        vpn_ipv4: Some(Ipv4Addr::LOCALHOST),
+        remote_ipv4: Some(TRIED_REMOTE),
+        remote_port: Some(PORT),
+        vpn_ipv4: Some(TRIED_VPN),
         ..PeerAttributes::default()
     };
-    device.new_peer(socket.as_fd(), &peer).await.map_err(OpenError::NoCipher)?;
+    device.new_peer(socket.as_fd(), &peer).await.map_err(OpenError::Tried)?;
     let mut usable = Vec::new();
     let mut refused = None;
     for cipher in DEFAULT_CIPHERS {
@@ -144,7 +146,7 @@ async fn usable_ciphers(device: &DataDevice) -> Result<Vec<DataCipher>, OpenErro
             }
         }
     }
-    device.delete_peer(TRIED_PEER).await.map_err(OpenError::NoCipher)?;
+    device.delete_peer(TRIED_PEER).await.map_err(OpenError::Tried)?;
     match refused {
         Some(error) if usable.is_empty() => Err(OpenError::NoCipher(error)),
         _ => Ok(usable),

@@ -93,6 +93,9 @@ pub(super) enum OpenError {
         "the kernel's device does not carry TCP clients yet: listen on UDP alone, or serve with --engine userspace"
     )]
     KernelTcp,
+    /// The kernel's device takes no peer.
+    #[error("the kernel's ovpn device takes no peer: {0}")]
+    Tried(DataDeviceError),
     /// A system call failed.
     #[error("cannot {doing}: {error}")]
     System {
