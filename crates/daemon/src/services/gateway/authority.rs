@@ -423,7 +423,7 @@ mod tests {
         let key = authority.key.as_ref().unwrap().replace('\n', "\\n");
         assert!(!text.contains(&key) && serde_json::to_string(&authority).unwrap().contains(&key));
         let mut there: Authority = serde_json::from_str(&text).unwrap();
-        assert!(!there.is_home() && there.serves_like(&authority) && there.tls().is_ok());
+        assert!(!there.is_home() && there.serves_like(&authority) && there.tls(true).is_ok());
         assert!(there.is_revoked(&alice.serial) && !there.is_revoked(&bob.serial));
         assert_eq!(there.revocations(), authority.revocations());
         assert_eq!(there.shown().unwrap(), authority.shown().unwrap());

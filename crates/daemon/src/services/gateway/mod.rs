@@ -104,7 +104,7 @@ enum State {
     },
     Serving {
         wanted: Wanted,
-        shown: weft_api::Gateway,
+        shown: Box<weft_api::Gateway>,
         commands: mpsc::Sender<Command>,
     },
 }
@@ -315,7 +315,7 @@ impl Gateway {
                     (shown.drops, shown.clients, shown.sessions) =
                         (look.drops, look.connected, look.sessions);
                 }
-                Some(self.with_others(shown))
+                Some(self.with_others(*shown))
             }
         }
     }
@@ -468,7 +468,7 @@ impl Gateway {
         let told =
             told.map_err(|_| late("the gateway does not serve yet; weft status says why"))?;
         match told.as_deref() {
-            Ok(State::Serving { shown, .. }) => Ok(shown.clone()),
+            Ok(State::Serving { shown, .. }) => Ok(weft_api::Gateway::clone(shown)),
             Ok(State::Waiting { reason: Some(reason), .. }) => {
                 Err(ApiError::new(ErrorKind::Conflict, reason))
             }
@@ -595,7 +595,11 @@ async fn serve_once(
         ..weft_api::Gateway::default()
     };
     let mut serving = Serving::new(Arc::clone(gateway), begun);
-    gateway.state.send_replace(State::Serving { wanted: now.clone(), shown, commands: sender });
+    gateway.state.send_replace(State::Serving {
+        wanted: now.clone(),
+        shown: Box::new(shown),
+        commands: sender,
+    });
     let run = serving.run(Inputs { events, commands, wanted }, pulse);
     let ended = gateway.turns.watch(run).await;
     serving.farewell();

@@ -171,7 +171,7 @@ mod tests {
         let second = two.give(key("alice"), address(2), (id(2), 20)).unwrap();
         assert_eq!(one.merge(second.clone()), Merged::Refused);
         assert_eq!(two.merge(first.clone()), Merged::New(Some(second)));
-        assert_eq!(two.merge(first.clone()), Merged::Known);
+        assert_eq!(two.merge(first), Merged::Known);
         assert!(one.get(&key("alice")) == two.get(&key("alice")));
         assert_eq!(one.give(key("alice"), address(1), (id(1), 30)), None, "it is known");
     }
@@ -182,7 +182,7 @@ mod tests {
         let first = one.give(key("alice"), address(1), (id(1), 10)).unwrap();
         two.merge(first.clone());
         let revoked = BTreeMap::from([("alice".to_owned(), 1)]);
-        assert_eq!(one.set_epochs(revoked.clone()), [first.clone()]);
+        assert_eq!(one.set_epochs(revoked.clone()), std::slice::from_ref(&first));
         assert_eq!(one.merge(first.clone()), Merged::Refused, "a void one comes back");
         let next = one.give(key("alice"), address(3), (id(1), 40)).unwrap();
         // The other host has not heard of the revocation yet.

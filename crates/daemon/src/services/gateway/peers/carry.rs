@@ -212,11 +212,11 @@ fn forwarded(gateway: &Arc<Gateway>, peer: PeerId, id: u64, request: Forwarded) 
         let done = match request {
             Forwarded::Issue { name } => {
                 let issued = Arc::clone(&gateway).issue(name).await;
-                issued.map(|body| serde_json::to_value(body))
+                issued.map(serde_json::to_value)
             }
             Forwarded::Revoke { name } => {
                 let revoked = Arc::clone(&gateway).revoke(name).await;
-                revoked.map(|body| serde_json::to_value(body))
+                revoked.map(serde_json::to_value)
             }
         };
         let answer = match done {

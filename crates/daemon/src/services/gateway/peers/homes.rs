@@ -89,7 +89,7 @@ impl Homes {
     pub(super) fn handle_home_gone(&mut self, home: &Home, unix_s: u64) -> bool {
         let Some(replica) = self.replica.as_mut() else { return false };
         let is_newest = |name: &&str| replica.versions.get(*name) == home.versions.get(*name);
-        let has_all = self.names.iter().all(|name| is_newest(&name));
+        let has_all = self.names.iter().all(is_newest);
         if has_all {
             replica.as_of = unix_s;
         }

@@ -1,7 +1,8 @@
 //! Three gateways, links that come and go with what is under way, and clients that move: in the end all agree.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
@@ -95,8 +96,8 @@ impl World {
 
     fn connect(&mut self, one: usize, two: usize) {
         for (from, to) in [(one, two), (two, one)] {
-            if !self.links.contains_key(&(from, to)) {
-                self.links.insert((from, to), VecDeque::new());
+            if let Entry::Vacant(link) = self.links.entry((from, to)) {
+                link.insert(VecDeque::new());
                 self.hosts[from].exchange.handle_link_up(id(to), format!("host{to}"));
                 self.settle(from);
             }
