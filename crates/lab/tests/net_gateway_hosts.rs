@@ -1,5 +1,7 @@
 //! Several hosts of a mesh serve the same OpenVPN clients, judged by Debian's `openvpn`.
 
+#![allow(clippy::print_stdout)]
+
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
