@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{gateway, login, networks, types};
+use crate::{gateway, import, login, networks, types};
 
 /// HTTP method of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +101,10 @@ calls! {
     Serve = Post "/v1/openvpn/serve" gateway::ServeRequest => gateway::Gateway;
     /// Ends that.
     ServeStop = Post "/v1/openvpn/stop" Nothing => gateway::Gateway;
+    /// Takes the configuration of an OpenVPN server over, or only reports on it.
+    Import = Post "/v1/openvpn/import" import::ImportRequest => import::ImportReport;
+    /// Replaces the list of revoked certificates of a configuration that was taken over.
+    ImportCrl = Post "/v1/openvpn/crl" import::CrlRequest => import::ImportReport;
     /// Issues a certificate, and writes a profile.
     ClientIssue = Post "/v1/openvpn/client" gateway::ClientRequest => gateway::ClientProfile;
     /// Writes a profile without a certificate.

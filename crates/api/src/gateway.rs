@@ -80,6 +80,8 @@ pub struct ServeRequest {
     pub engine: ServeEngine,
     /// How clients show who they are.
     pub login: LoginSettings,
+    /// Options that all clients are pushed, such as `route 192.0.2.0 255.255.255.0`.
+    pub pushes: Vec<String>,
 }
 
 /// What is to move the packets of OpenVPN clients.

@@ -10,6 +10,7 @@ mod client;
 mod error;
 mod gateway;
 mod http;
+mod import;
 mod listen;
 mod login;
 mod networks;
@@ -24,6 +25,7 @@ pub use gateway::{
     OtherGateway, Revoked, ServeEngine, ServeRequest, VpnClient,
 };
 pub use http::{HttpError, HttpLimits, HttpLines, HttpRequest};
+pub use import::{CrlRequest, ImportReport, ImportRequest, ImportedLine};
 pub use listen::{Listen, ListenError, Protocol};
 pub use login::{
     Auth, ClientName, LoginSettings, Password, SharedProfile, SharedRequest, TotpRequest,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -115,7 +115,7 @@ impl<S: Send + Sync + 'static> Routes<S> {
 
     /// The routes, ready for [`serve`].
     pub fn with_state(self, state: Arc<S>) -> Router {
-        self.router.with_state(state)
+        self.router.layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX)).with_state(state)
     }
 }
 
@@ -182,6 +182,8 @@ fn is_allowed(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
+/// The longest body of a request: an OpenVPN server's configuration with the files of its clients.
+const REQUEST_BYTES_MAX: usize = 16 << 20;
 /// Pause after a failed accept (for example, out of descriptors), to avoid a busy loop.
 const ACCEPT_RETRY_MS: u64 = 100;
 

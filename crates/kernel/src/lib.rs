@@ -34,7 +34,7 @@ pub mod xfrm;
 pub use self::{
     error::KernelError,
     firewall::{
-        clients::ClientRules,
+        clients::{ClientRules, ClientWays},
         forward::{FORWARD_COMMENT, ForwardRule},
         guard::{GUARDED_PORTS, Guard, GuardCount, GuardCounters, SENT_PRIORITY, TRUSTED_MAX},
         masquerade::{ExposedInterface, Forwarding, Masquerade},

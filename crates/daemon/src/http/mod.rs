@@ -92,6 +92,12 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .on(call::ServeStop, async |d: State, Nothing {}| {
             change(&d.clone(), async move { d.gateway.clone().stop().await }).await
         })
+        .on(call::Import, async |d: State, request| {
+            change(&d.clone(), async move { d.gateway.clone().import(request).await }).await
+        })
+        .on(call::ImportCrl, async |d: State, request| {
+            change(&d.clone(), async move { d.gateway.clone().import_crl(request).await }).await
+        })
         .on(call::ClientIssue, async |d: State, request: ClientRequest| {
             change(&d.clone(), async move { d.gateway.clone().issue(request.name).await }).await
         })

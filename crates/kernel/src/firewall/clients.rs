@@ -1,6 +1,8 @@
 //! Which way packets of clients go ([`Kernel::ensure_clients`]): between them, and between them and their network. The
-//! host passes them nowhere else, and nothing else to them, though its switches of forwarding are on for their device.
+//! host passes them nowhere else but to the networks that [`ClientWays`] names, and nothing else to them, though its
+//! switches of forwarding are on for their device.
 
+use ipnet::IpNet;
 use serde_json::Value;
 
 use super::{
@@ -10,6 +12,21 @@ use super::{
 use crate::{error::KernelError, handle::Kernel, net::link::check_name};
 
 const TABLE: Table = Table { family: "inet", name: "weft-clients" };
+
+/// Where clients may go beside their network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientWays {
+    /// Clients reach each other.
+    pub connects_clients: bool,
+    /// Other networks that clients reach, and that reach them.
+    pub networks: Vec<IpNet>,
+}
+
+impl Default for ClientWays {
+    fn default() -> Self {
+        Self { connects_clients: true, networks: Vec::new() }
+    }
+}
 
 /// Keeps the rules: the nftables table `inet weft-clients`, and accept rules where iptables filters what the host
 /// passes on.
@@ -35,22 +52,26 @@ impl ClientRules {
     /// [`KernelError::InvalidName`], [`KernelError::TableTaken`] if another program's table has the name,
     /// [`KernelError::NftMissing`], [`KernelError::NftRefused`], [`KernelError::Program`],
     /// [`KernelError::NotPermitted`].
-    pub async fn set(&mut self, device: &str, exposed: &str) -> Result<bool, KernelError> {
+    pub async fn set(
+        &mut self,
+        device: &str,
+        exposed: &str,
+        ways: &ClientWays,
+    ) -> Result<bool, KernelError> {
         [device, exposed].into_iter().try_for_each(check_name)?;
-        self.accept.set_clients(device, exposed)?;
+        self.accept.set_clients(device, exposed, !ways.networks.is_empty())?;
         // Nothing is accepted before all else is refused.
-        let table = self.write(device, exposed).await?;
+        let table = self.write(text(device, exposed, ways)).await?;
         Ok(self.accept.ensure().await? | table)
     }
 
-    async fn write(&mut self, device: &str, exposed: &str) -> Result<bool, KernelError> {
+    async fn write(&mut self, text: String) -> Result<bool, KernelError> {
         let kernel = self.kernel.clone();
         let _one = kernel.inner.filters.lock().await;
         let found = kernel.nft_list(TABLE).await?;
         if found.as_ref().is_some_and(|found| !found.is_ours()) {
             return Err(TABLE.taken());
         }
-        let text = text(device, exposed);
         let is_whole = self.written.as_ref().is_some_and(|(of, shape)| {
             *of == text && found.as_ref().is_some_and(|found| found.shape() == *shape)
         });
@@ -80,9 +101,19 @@ impl ClientRules {
 }
 
 /// The whole table in nft's language.
-fn text(device: &str, exposed: &str) -> String {
+fn text(device: &str, exposed: &str, ways: &ClientWays) -> String {
     let Table { family, name } = TABLE;
-    let lines = [
+    let between = format!("iifname \"{device}\" oifname \"{device}\" accept");
+    let between = Some(between).filter(|_| ways.connects_clients);
+    let ways = ways.networks.iter().flat_map(|network| {
+        let family = if network.addr().is_ipv4() { "ip" } else { "ip6" };
+        let network = network.trunc();
+        [
+            format!("iifname \"{device}\" oifname != \"{device}\" {family} daddr {network} accept"),
+            format!("oifname \"{device}\" iifname != \"{device}\" {family} saddr {network} accept"),
+        ]
+    });
+    let head = [
         format!("table {family} {name}"),
         format!("delete table {family} {name}"),
         format!("table {family} {name} {{"),
@@ -91,11 +122,13 @@ fn text(device: &str, exposed: &str) -> String {
         "chain forward { type filter hook forward priority 0; policy accept;".into(),
         format!("iifname \"{device}\" oifname \"{exposed}\" accept"),
         format!("iifname \"{exposed}\" oifname \"{device}\" accept"),
-        format!("iifname \"{device}\" oifname \"{device}\" accept"),
+    ];
+    let tail = [
         format!("iifname \"{device}\" counter name refused drop"),
         format!("oifname \"{device}\" counter name refused drop"),
         "}".into(),
         "}\n".into(),
     ];
-    lines.join("\n")
+    let lines = head.into_iter().chain(between).chain(ways).chain(tail);
+    lines.collect::<Vec<_>>().join("\n")
 }

@@ -168,12 +168,17 @@ impl ForwardRule {
         Self { kernel, comment, accepted, routed: true, last: None }
     }
 
-    /// Has packets accepted between the clients of a device, and between them and another interface. The next
+    /// Has packets accepted between the clients of a device, and between them and another interface, or all. The next
     /// [`Self::ensure`] writes the rules.
     ///
     /// # Errors
     /// [`KernelError::InvalidName`]; the rules stay as they were.
-    pub(crate) fn set_clients(&mut self, device: &str, exposed: &str) -> Result<(), KernelError> {
+    pub(crate) fn set_clients(
+        &mut self,
+        device: &str,
+        exposed: &str,
+        go_elsewhere: bool,
+    ) -> Result<(), KernelError> {
         [device, exposed].into_iter().try_for_each(check_name)?;
         let ways = [(device, exposed), (exposed, device), (device, device)];
         let way = |(from, to): (&str, &str)| Accepted {
@@ -181,6 +186,13 @@ impl ForwardRule {
             to: Some(to.to_owned()),
         };
         self.accepted = ways.into_iter().map(way).collect();
+        if go_elsewhere {
+            let device = Some(device.to_owned());
+            self.accepted = vec![
+                Accepted { from: device.clone(), to: None },
+                Accepted { from: None, to: device },
+            ];
+        }
         self.last = None;
         Ok(())
     }

@@ -1,11 +1,12 @@
 //! Clients behind a routed device of this host, which containers reach as neighbours: a route to each through that
-//! device, and an entry by which the host's own interface on the network answers ARP and ND for it.
+//! device, routes to the networks behind them, and an entry by which the host's own interface on the network answers ARP and ND for it.
 
 use std::{
-    collections::BTreeSet,
-    net::{IpAddr, Ipv6Addr},
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -42,6 +43,10 @@ pub struct ClientsSpec {
     pub exposed: String,
     /// The clients' addresses.
     pub addresses: BTreeSet<IpAddr>,
+    /// Networks behind clients, each with the address of its client.
+    pub networks: BTreeMap<IpNet, IpAddr>,
+    /// The host's own IPv4 address on the network, from which it sends to clients: their device has none.
+    pub source: Option<Ipv4Addr>,
 }
 
 /// Clients that came and went since [`Kernel::ensure_clients`] was called with these devices.
@@ -55,11 +60,15 @@ pub struct ClientsChange {
     pub new: BTreeSet<IpAddr>,
     /// Addresses that are nobody's any more.
     pub gone: BTreeSet<IpAddr>,
+    /// The host's own IPv4 address on the network, as [`ClientsSpec::source`].
+    pub source: Option<Ipv4Addr>,
 }
 
 impl Kernel {
     /// Makes these clients, and no others, neighbours of the network: switches the device on, routes each address to
     /// it, and has the host's interface answer for each at once. Weft's routes and entries for other addresses go.
+    ///
+    /// Returns the networks behind clients to which the host has another route already: that one stays.
     ///
     /// Only these two devices pass packets on. Linux knows no such switch for IPv6: its packets are passed on where
     /// [`Kernel::forwarding`] says so.
@@ -67,7 +76,7 @@ impl Kernel {
     /// # Errors
     /// [`KernelError::LinkMissing`] if a device is not there, [`KernelError::NameTaken`] if it is another program's,
     /// or the kernel's refusal.
-    pub async fn ensure_clients(&self, spec: &ClientsSpec) -> Result<(), KernelError> {
+    pub async fn ensure_clients(&self, spec: &ClientsSpec) -> Result<Vec<IpNet>, KernelError> {
         let _one = self.inner.reconcile.lock().await;
         let socket = self.socket();
         let device = socket.need_link(&spec.device).await?;
@@ -88,8 +97,11 @@ impl Kernel {
             ipv6::set(&self.inner.home, &spec.exposed, "proxy_ndp", "1")?;
         }
         // Nobody is told of a client that cannot be reached yet.
-        socket.set_client_routes(&device, &spec.addresses).await?;
-        socket.set_answered(&exposed, &spec.addresses).await
+        let through = Through { device: &device, source: spec.source };
+        socket.set_client_routes(through, &spec.addresses).await?;
+        let left_out = socket.set_networks_behind(through, &spec.networks).await?;
+        socket.set_answered(&exposed, &spec.addresses).await?;
+        Ok(left_out)
     }
 
     /// Takes some clients in and lets others go, without a look at all others: its cost does not grow with their
@@ -109,7 +121,8 @@ impl Kernel {
             ipv6::set(&self.inner.home, &change.exposed, "proxy_ndp", "1")?;
         }
         // Nobody is told of a client that cannot be reached yet.
-        socket.change_client_routes(&device, (&change.new, &change.gone)).await?;
+        let through = Through { device: &device, source: change.source };
+        socket.change_client_routes(through, (&change.new, &change.gone)).await?;
         socket.change_answered(&exposed, (&change.new, &change.gone)).await
     }
 
@@ -141,9 +154,10 @@ impl Socket {
     /// Routes these addresses to a device; Weft's other host routes to it go.
     async fn set_client_routes(
         &self,
-        device: &Link,
+        through: Through<'_>,
         wanted: &BTreeSet<IpAddr>,
     ) -> Result<(), KernelError> {
+        let device = through.device;
         let mut present = BTreeSet::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let routes = self.routes(family).await?;
@@ -151,24 +165,67 @@ impl Socket {
         }
         let new = wanted.difference(&present).copied().collect();
         let gone = present.difference(wanted).copied().collect();
-        self.change_client_routes(device, (&new, &gone)).await
+        self.change_client_routes(through, (&new, &gone)).await
     }
 
     async fn change_client_routes(
         &self,
-        device: &Link,
+        through: Through<'_>,
         (new, gone): (&BTreeSet<IpAddr>, &BTreeSet<IpAddr>),
     ) -> Result<(), KernelError> {
+        let device = through.device;
         let gone = gone.iter().map(|address| {
-            let route = RouteNetlinkMessage::DelRoute(client_route(device, *address));
+            let route = RouteNetlinkMessage::DelRoute(client_route(through, *address));
             (*address, route, 0)
         });
         let new = new.iter().map(|address| {
-            let route = RouteNetlinkMessage::NewRoute(client_route(device, *address));
+            let route = RouteNetlinkMessage::NewRoute(client_route(through, *address));
             (*address, route, NLM_F_CREATE | NLM_F_EXCL)
         });
         let doing = |address| format!("route {address} through device {}", device.name);
         self.reconcile(gone.chain(new).collect(), doing).await
+    }
+
+    /// Routes these networks to a device, each by its client; Weft's other routes by clients go. Returns those that the
+    /// host has another route to.
+    async fn set_networks_behind(
+        &self,
+        through: Through<'_>,
+        wanted: &BTreeMap<IpNet, IpAddr>,
+    ) -> Result<Vec<IpNet>, KernelError> {
+        let wanted: BTreeSet<(IpNet, IpAddr)> =
+            wanted.iter().map(|(network, client)| (network.trunc(), *client)).collect();
+        let device = through.device;
+        let mut present = BTreeSet::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let routes = self.routes(family).await?;
+            present.extend(routes.iter().filter_map(|route| network_behind(route, device)));
+        }
+        // One network may go from one client to another.
+        let gone = present.difference(&wanted).map(|(network, client)| {
+            (*network, RouteNetlinkMessage::DelRoute(network_route(through, *network, *client)), 0)
+        });
+        let new = wanted.difference(&present).map(|(network, client)| {
+            let route = RouteNetlinkMessage::NewRoute(network_route(through, *network, *client));
+            (*network, route, NLM_F_CREATE | NLM_F_EXCL)
+        });
+        let (networks, requests): (Vec<IpNet>, Vec<_>) =
+            gone.chain(new).map(|(network, message, flags)| (network, (message, flags))).unzip();
+        let answers = self.change_all(requests).await;
+        let answers = answers.map_err(|error| error.while_doing("set up networks of clients"))?;
+        let mut left_out = Vec::new();
+        for (network, answer) in networks.into_iter().zip(answers) {
+            match answer {
+                Ok(()) => {}
+                Err(error) if error.is(Errno::EXIST) => left_out.push(network),
+                Err(error) if error.is(Errno::SRCH) || error.is(Errno::NOENT) => {}
+                Err(error) => {
+                    let doing = format!("route {network} through device {}", device.name);
+                    return Err(error.while_doing(doing));
+                }
+            }
+        }
+        Ok(left_out)
     }
 
     /// Has a device answer for these addresses; those that it answered for by Weft's will before go.
@@ -239,34 +296,79 @@ impl Socket {
     }
 }
 
-fn client_route(device: &Link, address: IpAddr) -> RouteMessage {
+/// The device of a route, and the address that packets are sent from.
+#[derive(Clone, Copy)]
+struct Through<'a> {
+    device: &'a Link,
+    source: Option<Ipv4Addr>,
+}
+
+fn client_route(through: Through<'_>, address: IpAddr) -> RouteMessage {
+    let mut route = route_through(through, address, host_bits(address));
+    if address.is_ipv4() {
+        route.header.scope = RouteScope::Link;
+    }
+    route
+}
+
+/// The route to a network behind a client.
+fn network_route(through: Through<'_>, network: IpNet, client: IpAddr) -> RouteMessage {
+    let mut route = route_through(through, network.addr(), network.prefix_len());
+    route.attributes.push(RouteAttribute::Gateway(route_address(client)));
+    route
+}
+
+fn route_through(through: Through<'_>, address: IpAddr, bits: u8) -> RouteMessage {
     let mut route = RouteMessage::default();
     route.header.address_family = family_of(address);
-    route.header.destination_prefix_length = host_bits(address);
+    route.header.destination_prefix_length = bits;
     route.header.table = RouteHeader::RT_TABLE_MAIN;
     route.header.protocol = RouteProtocol::Other(ROUTE_PROTOCOL);
     route.header.kind = RouteType::Unicast;
-    let destination = match address {
-        IpAddr::V4(address) => {
-            route.header.scope = RouteScope::Link;
-            RouteAddress::Inet(address)
-        }
-        IpAddr::V6(address) => RouteAddress::Inet6(address),
-    };
-    route.attributes =
-        vec![RouteAttribute::Destination(destination), RouteAttribute::Oif(device.index)];
+    let destination = RouteAttribute::Destination(route_address(address));
+    route.attributes = vec![destination, RouteAttribute::Oif(through.device.index)];
+    // Linux finds the IPv6 address that is closest by itself.
+    if let Some(source) = through.source.filter(|_| address.is_ipv4()) {
+        route.attributes.push(RouteAttribute::PrefSource(RouteAddress::Inet(source)));
+    }
     route
+}
+
+const fn route_address(address: IpAddr) -> RouteAddress {
+    match address {
+        IpAddr::V4(address) => RouteAddress::Inet(address),
+        IpAddr::V6(address) => RouteAddress::Inet6(address),
+    }
+}
+
+/// The network behind a client that a route of Weft's leads to, and the client's address.
+fn network_behind(route: &RouteMessage, device: &Link) -> Option<(IpNet, IpAddr)> {
+    let client = gateway_of(route).filter(|_| is_ours(route, device))?;
+    let network = destination_address(route)?;
+    Some((IpNet::new(network, route.header.destination_prefix_length).ok()?, client))
+}
+
+fn gateway_of(route: &RouteMessage) -> Option<IpAddr> {
+    route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Gateway(RouteAddress::Inet(address)) => Some((*address).into()),
+        RouteAttribute::Gateway(RouteAddress::Inet6(address)) => Some((*address).into()),
+        _ => None,
+    })
+}
+
+/// Whether a route through a device is Weft's.
+fn is_ours(route: &RouteMessage, device: &Link) -> bool {
+    route.header.protocol == RouteProtocol::Other(ROUTE_PROTOCOL)
+        && route.header.kind == RouteType::Unicast
+        && is_in_main_table(route)
+        && route.attributes.contains(&RouteAttribute::Oif(device.index))
 }
 
 /// The client that a route of Weft's leads to.
 fn client_of(route: &RouteMessage, device: &Link) -> Option<IpAddr> {
     let address = destination_address(route)?;
-    let is_ours = route.header.protocol == RouteProtocol::Other(ROUTE_PROTOCOL)
-        && route.header.destination_prefix_length == host_bits(address)
-        && route.header.kind == RouteType::Unicast
-        && is_in_main_table(route)
-        && route.attributes.contains(&RouteAttribute::Oif(device.index));
-    is_ours.then_some(address)
+    let is_host = route.header.destination_prefix_length == host_bits(address);
+    (is_host && is_ours(route, device) && gateway_of(route).is_none()).then_some(address)
 }
 
 fn proxy_entry(device: &Link, address: IpAddr) -> NeighbourMessage {

@@ -1,9 +1,11 @@
 //! Clients behind a routed device, as containers on the network see them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use weft_kernel::{ClientRules, ClientsChange, ClientsSpec, DEVICE_GROUP, Kernel, KernelError};
+use weft_kernel::{
+    ClientRules, ClientWays, ClientsChange, ClientsSpec, DEVICE_GROUP, Kernel, KernelError,
+};
 
 use crate::lab::{
     Container, assert_same, attach_spec, json, link, net, on_a_host, run, snapshot, wait_until,
@@ -14,7 +16,9 @@ const ROUTED: &str = "weft-vpn";
 
 fn clients(addresses: &[&str]) -> ClientsSpec {
     let addresses: BTreeSet<IpAddr> = addresses.iter().map(|it| it.parse().unwrap()).collect();
-    ClientsSpec { device: ROUTED.into(), mtu: 1_400, exposed: EXPOSED.into(), addresses }
+    let networks = BTreeMap::new();
+    let (device, exposed) = (ROUTED.into(), EXPOSED.into());
+    ClientsSpec { device, mtu: 1_400, exposed, addresses, networks, source: None }
 }
 
 fn is_on(path: &str) -> bool {
@@ -104,6 +108,7 @@ fn the_wanted_clients_come_and_go_and_others_entries_stay() {
             exposed: EXPOSED.into(),
             new: clients(&["10.32.0.52"]).addresses,
             gone: clients(&["10.32.0.50"]).addresses,
+            source: None,
         };
         kernel.change_clients(&change).await.unwrap();
         assert_eq!(kernel.changes() - changes, 4, "a route and an entry, of each address");
@@ -125,6 +130,61 @@ fn the_wanted_clients_come_and_go_and_others_entries_stay() {
 }
 
 #[test]
+fn networks_behind_clients_are_routed_and_other_routes_to_them_stay() {
+    on_a_host(|| async {
+        let (_container, client) = host();
+        client.run("ip", &["address", "add", "192.168.7.1/24", "dev", "lo"]);
+        client.run("ip", &["route", "add", "10.32.0.1/32", "dev", "wan"]);
+        let mac = link(ROUTED)["address"].as_str().unwrap().to_owned();
+        let far = ["neigh", "add", "10.32.0.1", "lladdr", &mac, "dev", "wan", "nud", "permanent"];
+        client.run("ip", &far);
+        run("ip", &["link", "add", "lan0", "type", "bridge"]);
+        run("ip", &["link", "set", "lan0", "up"]);
+        run("ip", &["route", "add", "192.168.8.0/24", "dev", "lan0"]);
+        let kernel = Kernel::new().unwrap();
+        let mut spec = clients(&["10.32.0.50", "fd00::50"]);
+        let mut behind = |network: &str, by: &str| {
+            spec.networks.insert(network.parse().unwrap(), by.parse().unwrap());
+        };
+        behind("192.168.7.0/24", "10.32.0.50");
+        behind("192.168.8.0/24", "10.32.0.50");
+        behind("192.0.2.9/32", "10.32.0.50");
+        behind("fd07::/64", "fd00::50");
+        spec.source = Some("10.32.0.1".parse().unwrap());
+        let left_out = kernel.ensure_clients(&spec).await.unwrap();
+        assert_eq!(left_out, ["192.168.8.0/24".parse().unwrap()]);
+        let ping = || {
+            let mut ping = std::process::Command::new("ping");
+            ping.args(["-c", "1", "-W", "1", "192.168.7.1"]).output().unwrap().status.success()
+        };
+        assert!(wait_until(ping), "the network behind the client is not reached");
+        let route = json("ip", &["-j", "route", "show", "192.168.7.0/24"]);
+        assert_eq!(route[0]["gateway"], "10.32.0.50", "{route}");
+        for to in ["192.168.7.1", "10.32.0.50"] {
+            let route = json("ip", &["-j", "route", "get", to]);
+            assert_eq!(route[0]["prefsrc"], "10.32.0.1", "{route}");
+        }
+        let other = json("ip", &["-j", "route", "show", "192.168.8.0/24"]);
+        assert_eq!(other[0]["dev"], "lan0", "{other}");
+        let changes = kernel.changes();
+        run("ip", &["route", "del", "192.168.7.0/24"]);
+        kernel.ensure_clients(&spec).await.unwrap();
+        assert!(kernel.changes() > changes, "a damage is not repaired");
+        // The network moves to another client.
+        spec.addresses.insert("10.32.0.51".parse().unwrap());
+        spec.networks.insert("192.168.7.0/24".parse().unwrap(), "10.32.0.51".parse().unwrap());
+        kernel.ensure_clients(&spec).await.unwrap();
+        let route = json("ip", &["-j", "route", "show", "192.168.7.0/24"]);
+        assert_eq!(route.as_array().map(Vec::len), Some(1), "{route}");
+        assert_eq!(route[0]["gateway"], "10.32.0.51", "{route}");
+        spec.networks.clear();
+        kernel.ensure_clients(&spec).await.unwrap();
+        let routes = json("ip", &["-j", "route", "show", "dev", ROUTED, "proto", "87"]);
+        assert_eq!(routes.as_array().unwrap().len(), 2, "{routes}");
+    });
+}
+
+#[test]
 fn clients_reach_their_network_and_nothing_else() {
     on_a_host(|| async {
         let (_container, client) = host();
@@ -142,16 +202,25 @@ fn clients_reach_their_network_and_nothing_else() {
         let ping = |from: &Container, to: &str| from.succeeds("ping", &["-c", "1", "-W", "1", to]);
         assert!(wait_until(|| ping(&client, "203.0.113.2")), "the host is a router by itself");
         let mut rules = ClientRules::new(kernel.clone());
-        assert!(rules.set(ROUTED, EXPOSED).await.unwrap());
-        assert!(!rules.set(ROUTED, EXPOSED).await.unwrap(), "a repeated call changes nothing");
-        assert!(rules.set(ROUTED, "out0").await.unwrap(), "another network is no change");
+        let mut ways = ClientWays::default();
+        assert!(rules.set(ROUTED, EXPOSED, &ways).await.unwrap());
+        assert!(
+            !rules.set(ROUTED, EXPOSED, &ways).await.unwrap(),
+            "a repeated call changes nothing"
+        );
+        assert!(rules.set(ROUTED, "out0", &ways).await.unwrap(), "another network is no change");
         assert!(!ping(&client, "10.32.0.9"), "a client reaches another network");
-        assert!(rules.set(ROUTED, EXPOSED).await.unwrap());
+        assert!(rules.set(ROUTED, EXPOSED, &ways).await.unwrap());
         assert!(!ping(&client, "203.0.113.2"), "a client leaves its network");
         assert!(!ping(&outside, "10.32.0.50"), "a stranger reaches a client");
         assert!(ping(&client, "10.32.0.9") && ping(&client, "10.32.0.1"));
+        ways.networks = vec!["203.0.113.0/24".parse().unwrap()];
+        assert!(rules.set(ROUTED, EXPOSED, &ways).await.unwrap());
+        assert!(ping(&client, "203.0.113.2"), "a network that is named is not reached");
+        assert!(ping(&outside, "10.32.0.50"), "a network that is named does not reach clients");
+        ways.networks.clear();
         run("nft", &["flush chain inet weft-clients forward"]);
-        assert!(rules.set(ROUTED, EXPOSED).await.unwrap());
+        assert!(rules.set(ROUTED, EXPOSED, &ways).await.unwrap());
         assert!(!ping(&client, "203.0.113.2"), "a damage is not repaired");
         assert!(ClientRules::new(kernel).remove().await.unwrap());
         assert!(ping(&client, "203.0.113.2"), "rules are left");

@@ -128,7 +128,7 @@ pub struct ClientImport {
 /// Reads a client's profile, and the files that it names.
 pub fn read_client_profile(text: &str, files: &mut dyn Files) -> ClientImport {
     let mut profile = ClientProfile::default();
-    let lines = Walk::new(Kind::Client, files).run(text, &mut profile);
+    let (lines, _) = Walk::new(Kind::Client, files).run(text, &mut profile);
     let missing = profile.missing();
     ClientImport { profile, lines, missing }
 }

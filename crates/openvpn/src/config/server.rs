@@ -231,7 +231,14 @@ pub struct ServerImport {
 /// Reads a server's configuration. Files that it names are read at once, but for folders and those that change.
 pub fn read_server_config(text: &str, files: &mut dyn Files) -> ServerImport {
     let mut settings = ServerSettings::default();
-    let lines = Walk::new(Kind::Server, files).run(text, &mut settings);
+    let (lines, folder) = Walk::new(Kind::Server, files).run(text, &mut settings);
+    let seen = |path: &mut String| {
+        if let Some(folder) = folder.as_deref().filter(|_| !path.starts_with('/')) {
+            *path = format!("{}/{path}", folder.trim_end_matches('/'));
+        }
+    };
+    settings.client_folder.iter_mut().for_each(seen);
+    settings.pool_file.iter_mut().for_each(|file| seen(&mut file.path));
     let missing = settings.missing();
     ServerImport { settings, lines, missing }
 }

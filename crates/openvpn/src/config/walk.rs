@@ -55,10 +55,15 @@ impl<'a> Walk<'a> {
         Self { kind, files, lines: Vec::new(), ignored: Vec::new(), folder: None }
     }
 
-    /// Reads a text, and the files that it names by `config`. Returns the report.
-    pub(super) fn run(mut self, text: &str, target: &mut dyn Apply) -> Vec<ImportLine> {
+    /// Reads a text, and the files that it names by `config`. Returns the report, and the folder that relative paths
+    /// are seen from (`cd`).
+    pub(super) fn run(
+        mut self,
+        text: &str,
+        target: &mut dyn Apply,
+    ) -> (Vec<ImportLine>, Option<String>) {
         self.file(None, text, 0, target);
-        self.lines
+        (self.lines, self.folder)
     }
 
     fn file(&mut self, file: Option<&str>, text: &str, depth: usize, target: &mut dyn Apply) {

@@ -12,6 +12,7 @@ use weft_daemon::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, WORKERS_MAX};
 use crate::dco::DcoCommand;
 use crate::doctor::DoctorOptions;
 use crate::openvpn::connect::{OpenvpnConnectArgs, TunnelEngine};
+use crate::openvpn::import::OpenvpnImportArgs;
 
 /// Weft: an encrypted network for containers and hosts.
 #[derive(Debug, Parser)]
@@ -293,6 +294,11 @@ pub enum OpenvpnCommand {
     Serve(OpenvpnServeArgs),
     /// Serve no clients any more; the authority and the clients' addresses stay
     Stop(JsonOnly),
+    /// Take over the configuration of an OpenVPN server, and say what becomes of each line
+    ///
+    /// Reads the file with all files that it names: certificates, keys, the clients' files, the list of revoked
+    /// certificates. Then weft openvpn serve serves its clients.
+    Import(OpenvpnImportArgs),
     /// Issue a certificate to a client and print its profile, which holds the private key
     ///
     /// With --shared: print a profile without a certificate, for all users of weft openvpn user.
@@ -345,6 +351,9 @@ pub struct OpenvpnServeArgs {
     /// A token that was not renewed for twice so many seconds is no longer good (default: 3600)
     #[arg(long, value_name = "SECONDS")]
     pub token_renewal: Option<u32>,
+    /// Option that all clients are pushed, such as 'route 192.0.2.0 255.255.255.0'; may be repeated
+    #[arg(long, value_name = "OPTION")]
+    pub push: Vec<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

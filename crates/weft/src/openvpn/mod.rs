@@ -1,3 +1,4 @@
 //! `weft openvpn`: OpenVPN without the program of that name.
 
 pub mod connect;
+pub mod import;

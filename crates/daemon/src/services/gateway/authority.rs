@@ -31,7 +31,7 @@ const NAME_BYTES_MAX: usize = 63;
 /// How long the authority's certificate and the server's are good for, in days.
 const AUTHORITY_DAYS: u64 = 3_650;
 /// How long a client's certificate is good for, in days.
-const CLIENT_DAYS: u64 = 825;
+pub(super) const CLIENT_DAYS: u64 = 825;
 /// Certificates are good from so long before they are issued, in days: clients' clocks may be late.
 const EARLIER_DAYS: u64 = 1;
 const DAY: Duration = Duration::from_secs(86_400);
@@ -87,12 +87,12 @@ pub(super) struct Authority {
 
 /// A certificate of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Issued {
-    name: String,
-    serial: String,
-    not_after: String,
+pub(super) struct Issued {
+    pub(super) name: String,
+    pub(super) serial: String,
+    pub(super) not_after: String,
     /// When it was revoked.
-    revoked: Option<String>,
+    pub(super) revoked: Option<String>,
 }
 
 /// A client's new certificate, with all that its profile needs.
@@ -118,6 +118,8 @@ pub(super) struct Shared {
 pub(super) struct Holder {
     pub(super) name: String,
     pub(super) serial: String,
+    /// The issuer's name, as it is encoded.
+    pub(super) issuer: Vec<u8>,
 }
 
 impl Authority {
@@ -307,9 +309,14 @@ pub(super) fn holder_of(certificate: &CertificateDer<'_>) -> Option<Holder> {
         return None;
     }
     check_name(&name).ok()?;
-    let serial = certificate.raw_serial();
-    let zeros = serial.iter().take_while(|byte| **byte == 0).count();
-    Some(Holder { name, serial: hex(serial.get(zeros..).unwrap_or_default()) })
+    let issuer = certificate.issuer().as_raw().to_vec();
+    Some(Holder { name, serial: serial_of(certificate.raw_serial()), issuer })
+}
+
+/// A serial number in hexadecimal digits, without leading zero bytes.
+pub(super) fn serial_of(bytes: &[u8]) -> String {
+    let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
+    hex(bytes.get(zeros..).unwrap_or_default())
 }
 
 /// Refuses a name that is no part of a DNS name and of an owner of addresses.
@@ -327,7 +334,7 @@ fn authority_params(name: &str, now: SystemTime) -> (CertificateParams, String) 
     (params, not_after)
 }
 
-fn end_params(
+pub(super) fn end_params(
     name: &str,
     serial: &[u8; SERIAL_BYTES],
     usage: ExtendedKeyUsagePurpose,
@@ -364,19 +371,19 @@ fn date(time: SystemTime) -> (i32, u8, u8) {
 }
 
 /// A number that no other certificate has. Its first byte is neither 0 nor negative, so that all write it alike.
-fn new_serial() -> [u8; SERIAL_BYTES] {
+pub(super) fn new_serial() -> [u8; SERIAL_BYTES] {
     let mut serial = random::<SERIAL_BYTES>();
     serial[0] = serial[0] & 0x3f | 0x40;
     serial
 }
 
-fn random<const N: usize>() -> [u8; N] {
+pub(super) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     rand::fill(&mut bytes[..]);
     bytes
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -56,6 +56,8 @@ pub(super) struct Known {
     pub(super) login: Identity,
     /// Its certificate, if it has shown one.
     pub(super) certificate: Option<Holder>,
+    /// Which of the sessions of its name this is, from 1.
+    pub(super) instance: u32,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) cipher: &'static str,
     pub(super) info: PeerInfo,

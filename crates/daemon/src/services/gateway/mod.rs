@@ -7,6 +7,7 @@
 mod authority;
 mod client;
 mod device;
+mod import;
 mod login;
 mod named;
 mod peers;
@@ -22,22 +23,25 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_api::{
     ApiError, Attachment, ClientProfile, ErrorKind, ExposeRequest, Listen, LoginSettings, Revoked,
     ServeEngine, ServeRequest, VpnClient,
 };
+use weft_crypto::DataCipher;
 use weft_engine::dco::Event;
-use weft_kernel::{CLIENTS_DEVICE, ClientRules, ClientsSpec, Kernel, KernelError};
+use weft_kernel::{CLIENTS_DEVICE, ClientRules, ClientWays, ClientsSpec, Kernel, KernelError};
 use weft_openvpn::gate::{Gate, GateConfig};
 use weft_openvpn::key_method::LinkOptions;
 use weft_openvpn::messages::Message;
 use weft_openvpn::negotiation::ServerPolicy;
 use weft_openvpn::session::{ServerOptions, Timing};
 
-use self::authority::{Authority, AuthorityError};
+use self::authority::{Authority, AuthorityError, Holder};
 use self::device::{DataChannel, MTU};
+use self::import::Import;
 use self::login::Logins;
 use self::named::Named;
 pub(crate) use self::named::keep_names;
@@ -90,6 +94,12 @@ struct Wanted {
     engine: ServeEngine,
     #[serde(default)]
     login: LoginSettings,
+    /// Options that all clients are pushed.
+    #[serde(default)]
+    pushes: Vec<String>,
+    /// The configuration of an OpenVPN server that is served by.
+    #[serde(default)]
+    import: Option<u64>,
 }
 
 /// What the gateway does now.
@@ -129,6 +139,8 @@ pub(crate) struct Gateway {
     logins: Arc<Logins>,
     /// The gateways of other hosts.
     peers: Peers,
+    /// The configuration of an OpenVPN server, which comes before the authority.
+    import: Mutex<Import>,
     rules: tokio::sync::Mutex<ClientRules>,
     turns: Turns,
     /// Held during a change, which waits for the disk.
@@ -137,6 +149,12 @@ pub(crate) struct Gateway {
 
 /// The owner of a client's addresses on a network. No name has a slash.
 fn owner_of(network: &str, name: &str) -> String {
+    let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    let written = |byte: u8| match is_fit(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    };
+    let name: String = name.bytes().map(written).collect();
     match network {
         NETWORK => format!("{CLIENT_OWNER}{name}"),
         network => format!("{CLIENT_OWNER}{network}/{name}"),
@@ -161,6 +179,7 @@ impl Gateway {
             Some(own) => Some(own),
             None => store.load(REPLICA_FILE)?,
         };
+        let import = import::restored(store.load(import::FILE)?);
         let rules = ClientRules::new(kernel.clone());
         let logins = Logins::new(store.clone(), runtime_dir, &nickname)?;
         Ok(Self {
@@ -177,6 +196,7 @@ impl Gateway {
             authority: Mutex::new(authority),
             logins: Arc::new(logins),
             peers,
+            import: Mutex::new(import),
             rules: tokio::sync::Mutex::new(rules),
             turns: Turns::default(),
             changing: tokio::sync::Mutex::default(),
@@ -186,6 +206,9 @@ impl Gateway {
     /// `weft ca init`: makes the authority, or shows the one that there is.
     pub(crate) async fn init_authority(self: Arc<Self>) -> Result<weft_api::Authority, ApiError> {
         let _one = self.changing.lock().await;
+        if let Some(import) = self.imported()? {
+            return import.shown().map_err(|why| ApiError::new(ErrorKind::Conflict, why));
+        }
         if let Some(known) = self.authority_now() {
             let home = self.shown_home().filter(|home| !home.is_here).map(|home| home.name);
             return Ok(weft_api::Authority { home, ..known.shown().map_err(refusal)? });
@@ -205,11 +228,19 @@ impl Gateway {
             return self.peers.ask_home(ToHome::Issue { name }).await;
         }
         let _one = self.changing.lock().await;
-        let remotes = self.places(&name).await?;
+        let import = self.imported()?;
+        let remotes = match import {
+            // Other gateways serve by another authority.
+            Some(_) => self.own_remotes().await?,
+            None => self.places(&name).await?,
+        };
         let asks = profile::Asks {
             password: self.login_settings().auth.has_password(),
             code: self.logins.has_codes(&name),
         };
+        if let Some(import) = import {
+            return self.issue_imported(import, name, remotes, asks.password).await;
+        }
         self.change_authority(move |known| {
             let mut after = known.ok_or_else(no_authority)?;
             let credentials = after.issue(&name).map_err(refusal)?;
@@ -232,14 +263,18 @@ impl Gateway {
             return self.peers.ask_home(ToHome::Revoke { name }).await;
         }
         let _one = self.changing.lock().await;
-        let of = name.clone();
-        let serials = self
-            .change_authority(move |known| {
-                let mut after = known.ok_or_else(no_authority)?;
-                let serials = after.revoke(&of).map_err(refusal)?;
-                Ok((after, serials))
-            })
-            .await?;
+        let serials = match self.imported()? {
+            Some(import) => self.revoke_imported(&import, &name).await?,
+            None => {
+                let of = name.clone();
+                let revoke = move |known: Option<Authority>| {
+                    let mut after = known.ok_or_else(no_authority)?;
+                    let serials = after.revoke(&of).map_err(refusal)?;
+                    Ok((after, serials))
+                };
+                self.change_authority(revoke).await?
+            }
+        };
         let (whom, farewell) =
             (Whom::Certificate(name.clone()), Message::Halt("certificate revoked".into()));
         let ended = self.ask(|reply| Command::End { whom, farewell, reply }).await;
@@ -254,7 +289,7 @@ impl Gateway {
     ) -> Result<weft_api::Gateway, ApiError> {
         let _one = self.changing.lock().await;
         let wanted = self.checked(request).await?;
-        if self.authority_now().is_none() {
+        if wanted.import.is_none() && self.authority_now().is_none() {
             self.fetch_authority().await?;
         }
         let before = self.wanted_now();
@@ -311,6 +346,7 @@ impl Gateway {
             }
             State::Waiting { wanted, reason } => Some(self.with_others(waiting(&wanted, reason))),
             State::Serving { mut shown, .. } => {
+                shown.reason = self.imported_now().and_then(|import| import.fault());
                 if let Some(look) = self.ask(|reply| Command::Look { reply }).await {
                     (shown.drops, shown.clients, shown.sessions) =
                         (look.drops, look.connected, look.sessions);
@@ -348,19 +384,27 @@ impl Gateway {
         let _ = commands.send(command).await;
     }
 
-    /// Sets the host up for these clients. They go nowhere but to their network from the first packet on: `with_rules`
-    /// looks after that, too, by programs that take as long as hundreds of clients.
-    async fn route(&self, spec: &ClientsSpec, with_rules: bool) -> Result<(), KernelError> {
-        if with_rules {
-            self.rules.lock().await.set(CLIENTS_DEVICE, &spec.exposed).await?;
+    /// Sets the host up for these clients. They go nowhere but to their network and where `ways` says from the first
+    /// packet on. The rules for that are made by programs that take as long as hundreds of clients; `None`: they are
+    /// not looked after now.
+    async fn route(
+        &self,
+        spec: &ClientsSpec,
+        ways: Option<&ClientWays>,
+    ) -> Result<Vec<IpNet>, KernelError> {
+        if let Some(ways) = ways {
+            self.rules.lock().await.set(CLIENTS_DEVICE, &spec.exposed, ways).await?;
         }
         self.kernel.ensure_clients(spec).await
     }
 
     /// Whether a certificate is revoked.
-    fn is_revoked(&self, serial: &str) -> bool {
+    fn is_revoked(&self, holder: &Holder) -> bool {
+        if let Some(import) = self.imported_now() {
+            return import.is_revoked(holder);
+        }
         let authority = self.authority.lock().unwrap_or_else(PoisonError::into_inner);
-        authority.as_ref().is_none_or(|authority| authority.is_revoked(serial))
+        authority.as_ref().is_none_or(|authority| authority.is_revoked(&holder.serial))
     }
 
     fn authority_now(&self) -> Option<Authority> {
@@ -432,8 +476,18 @@ impl Gateway {
     /// The wish of a request, once it is found to be possible.
     async fn checked(&self, request: ServeRequest) -> Result<Wanted, ApiError> {
         let bad = |text: String| Err(ApiError::new(ErrorKind::BadRequest, text));
-        let ServeRequest { listen, network, remotes, ping_s, ping_restart_s, engine, login } =
-            request;
+        let import = self.imported()?;
+        let request = import.as_ref().map_or(request.clone(), |import| import.fill(request));
+        let ServeRequest {
+            listen,
+            network,
+            remotes,
+            ping_s,
+            ping_restart_s,
+            engine,
+            login,
+            pushes,
+        } = request;
         if listen.len() > LISTEN_MAX || remotes.len() > LISTEN_MAX {
             return bad(format!("at most {LISTEN_MAX} addresses to listen on, and as many places"));
         }
@@ -441,6 +495,9 @@ impl Gateway {
             return bad(format!(
                 "{place:?} is no place for profiles: give HOST or HOST:PORT, with udp: or tcp: before it"
             ));
+        }
+        if let Err(text) = push::check(&pushes) {
+            return bad(text);
         }
         let (ping_s, restart_s) =
             (ping_s.unwrap_or(PING_S), ping_restart_s.unwrap_or(PING_RESTART_S));
@@ -453,7 +510,25 @@ impl Gateway {
             return bad(fault);
         }
         let network = self.networks.join(network.as_deref()).await?.name;
-        Ok(Wanted { listen, network, remotes, ping_s, ping_restart_s: restart_s, engine, login })
+        if import.is_some() && !login.auth.has_certificate() {
+            return bad(
+                "clients of a configuration that was taken over show certificates: --auth both"
+                    .into(),
+            );
+        }
+        let import = import.map(|import| import.id());
+        let ping_restart_s = restart_s;
+        Ok(Wanted {
+            listen,
+            network,
+            remotes,
+            ping_s,
+            ping_restart_s,
+            engine,
+            login,
+            pushes,
+            import,
+        })
     }
 
     /// Waits until the service serves so, or says why it cannot.
@@ -479,13 +554,15 @@ impl Gateway {
     /// Makes all that is needed before the first packet.
     async fn begin(&self, wanted: &Wanted) -> Result<(Begun, mpsc::Receiver<Event>), ApiError> {
         let network = self.networks.join(Some(&wanted.network)).await?;
-        let request =
-            ExposeRequest { network: Some(network.name.clone()), ..ExposeRequest::default() };
+        let import = self.imported()?;
+        let own = import.as_ref().and_then(|import| import.own(&network.name));
+        let request = ExposeRequest {
+            network: Some(network.name.clone()),
+            addresses: self.own_addresses(network.vni, own).await,
+            ..ExposeRequest::default()
+        };
         let host: Attachment = self.attachments.expose(request).await?;
         let conflict = |error: String| ApiError::new(ErrorKind::Conflict, error);
-        let authority = self.authority_now().ok_or_else(no_authority)?;
-        let client_keys = Some(Arc::new(authority.wrapping_key().map_err(refusal)?));
-        let tls = authority.tls(wanted.login.auth.has_certificate()).map_err(refusal)?;
         let (settings, logins) = (wanted.login.clone(), Arc::clone(&self.logins));
         // The disk may be slow.
         let prepared = tokio::task::spawn_blocking(move || logins.prepare(&settings)).await;
@@ -500,49 +577,68 @@ impl Gateway {
         }
         let has_ipv6 = self.kernel.forwarding().is_ok_and(|forwarding| forwarding.ipv6);
         let own = host.addresses.clone();
+        let ways = self.ways(&wanted.pushes, &own);
         let inside = Inside {
             own,
             domain: self.domain.clone(),
             ping_s: wanted.ping_s,
             ping_restart_s: wanted.ping_restart_s,
+            pushes: wanted.pushes.clone(),
         };
         if inside.own(true).is_none() {
             return Err(conflict("this host has no IPv4 address on the network".into()));
         }
-        let config = GateConfig { wrap: None, client_keys, ..GateConfig::default() };
+        let (config, options) = match &import {
+            Some(import) => (import.gate(), import.options(&channel.ciphers()).map_err(conflict)?),
+            None => self.own_options(wanted, channel.ciphers())?,
+        };
         let threads_max = std::thread::available_parallelism().map_or(1, usize::from);
-        let ciphers = channel.ciphers();
         let begun = Begun {
             streams,
             channel: Arc::new(channel),
             gate: Gate::new(Instant::now(), config, &rand::random()),
-            options: ServerOptions {
-                tls,
-                timing: Timing::default(),
-                policy: ServerPolicy {
-                    ciphers,
-                    fallback: None,
-                    has_epochs: false,
-                    has_dynamic_tls_crypt: true,
-                },
-                has_exporter: true,
-                link: LinkOptions {
-                    tun_mtu: MTU,
-                    is_tcp: false,
-                    cipher: None,
-                    auth_digest: "SHA1".into(),
-                    has_tls_auth: false,
-                    key_direction: None,
-                },
-            },
+            options,
             exposed: exposed_on(network.vni),
             network,
             login: wanted.login.clone(),
             has_ipv6: has_ipv6 && inside.own(false).is_some(),
             inside,
+            ways,
             threads_max,
         };
         Ok((begun, events))
+    }
+
+    /// How the gateway serves by this host's own authority.
+    fn own_options(
+        &self,
+        wanted: &Wanted,
+        ciphers: Vec<DataCipher>,
+    ) -> Result<(GateConfig, ServerOptions), ApiError> {
+        let authority = self.authority_now().ok_or_else(no_authority)?;
+        let client_keys = Some(Arc::new(authority.wrapping_key().map_err(refusal)?));
+        let tls = authority.tls(wanted.login.auth.has_certificate()).map_err(refusal)?;
+        let config = GateConfig { wrap: None, client_keys, ..GateConfig::default() };
+        let options = ServerOptions {
+            tls,
+            timing: Timing::default(),
+            policy: ServerPolicy {
+                ciphers,
+                fallback: None,
+                has_epochs: false,
+                has_dynamic_tls_crypt: true,
+            },
+            has_exporter: true,
+            link: LinkOptions {
+                tun_mtu: MTU,
+                is_tcp: false,
+                cipher: None,
+                auth_digest: "SHA1".into(),
+                has_tls_auth: false,
+                key_direction: None,
+            },
+        };
+        Ok((config, options))
     }
 }
 

@@ -1,8 +1,53 @@
 //! The options that a client is pushed. The session adds those of the data channel.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
+use weft_openvpn::messages::{PUSH_OPTION_BYTES_MAX, PUSH_OPTIONS_MAX, PushOption};
+
+/// Refuses options that cannot be pushed to all clients, or are the gateway's own.
+///
+/// # Errors
+/// Why, for the user.
+pub(super) fn check(options: &[String]) -> Result<(), String> {
+    if options.len() > PUSH_OPTIONS_MAX {
+        return Err(format!("more than {PUSH_OPTIONS_MAX} pushed options: leave some out"));
+    }
+    for option in options {
+        if option.contains(',') || option.chars().any(char::is_control) {
+            return Err(format!(
+                "{option:?} has a comma or a control character: it cannot be pushed"
+            ));
+        }
+        if option.len() > PUSH_OPTION_BYTES_MAX {
+            return Err(format!(
+                "{option:?} is longer than {PUSH_OPTION_BYTES_MAX} bytes: shorten it"
+            ));
+        }
+        match PushOption::parse(option).map_err(|error| error.to_string())? {
+            PushOption::Compression(_)
+            | PushOption::Topology(_)
+            | PushOption::RouteGateway(_)
+            | PushOption::Cipher(_)
+            | PushOption::PeerId(_)
+            | PushOption::ProtocolFlags(_)
+            | PushOption::KeyDerivationExporter
+            | PushOption::TunMtu(_)
+            | PushOption::AuthToken(_)
+            | PushOption::Ifconfig(..)
+            | PushOption::IfconfigIpv6(..) => {
+                return Err(format!("{option:?} is the gateway's own to push: leave it out"));
+            }
+            PushOption::RedirectGateway(_) | PushOption::RedirectPrivate(_) => {
+                return Err(format!(
+                    "{option:?}: clients have no way to the Internet through this gateway: leave it out"
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
 
 /// The network as a client gets to see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +58,8 @@ pub(super) struct Inside {
     pub(super) domain: String,
     pub(super) ping_s: u32,
     pub(super) ping_restart_s: u32,
+    /// Further options for all clients.
+    pub(super) pushes: Vec<String>,
 }
 
 impl Inside {
@@ -21,8 +68,26 @@ impl Inside {
         self.own.iter().copied().find(|net| net.addr().is_ipv4() == is_ipv4)
     }
 
+    /// This host's first IPv4 address.
+    pub(super) fn own_ipv4(&self) -> Option<Ipv4Addr> {
+        match self.own(true)?.addr() {
+            IpAddr::V4(address) => Some(address),
+            IpAddr::V6(_) => None,
+        }
+    }
+
     /// The options for a client with these addresses. The range is the client's subnet, so that it needs no route.
     pub(super) fn options(&self, addresses: &[IpAddr]) -> Vec<String> {
+        let mut names = Vec::new();
+        if let Some(own) = self.own(true) {
+            names.push(format!("dhcp-option DNS {}", own.addr()));
+            names.push(format!("dhcp-option DOMAIN {}", self.domain));
+        }
+        self.options_with(addresses, &names)
+    }
+
+    /// The same with these options in the place of those that tell of names.
+    pub(super) fn options_with(&self, addresses: &[IpAddr], more: &[String]) -> Vec<String> {
         let mut options = vec!["topology subnet".to_owned()];
         for address in addresses {
             let Some(own) = self.own(address.is_ipv4()) else { continue };
@@ -37,14 +102,17 @@ impl Inside {
                 }
             }
         }
-        if let Some(own) = self.own(true) {
-            options.push(format!("dhcp-option DNS {}", own.addr()));
-            options.push(format!("dhcp-option DOMAIN {}", self.domain));
+        options.extend(more.iter().chain(&self.pushes).cloned());
+        // What an administrator says of these comes first. A client that leaves says so.
+        let (ping, restart) = (self.ping_s, self.ping_restart_s);
+        for (name, value) in
+            [("ping", ping), ("ping-restart", restart), ("explicit-exit-notify", 1)]
+        {
+            let is_it = |option: &String| option.split_whitespace().next() == Some(name);
+            if !options.iter().any(is_it) {
+                options.push(format!("{name} {value}"));
+            }
         }
-        options.push(format!("ping {}", self.ping_s));
-        options.push(format!("ping-restart {}", self.ping_restart_s));
-        // A client that leaves says so.
-        options.push("explicit-exit-notify 1".to_owned());
         options
     }
 }
@@ -57,7 +125,13 @@ mod tests {
 
     fn inside(own: &[&str]) -> Inside {
         let own = own.iter().map(|net| net.parse().unwrap()).collect();
-        Inside { own, domain: "weft.local".into(), ping_s: 10, ping_restart_s: 60 }
+        Inside {
+            own,
+            domain: "weft.local".into(),
+            ping_s: 10,
+            ping_restart_s: 60,
+            pushes: Vec::new(),
+        }
     }
 
     #[test]
@@ -84,5 +158,32 @@ mod tests {
         let addresses = ["10.32.0.9".parse().unwrap(), "fd00::9".parse().unwrap()];
         let options = inside(&["10.32.0.1/12"]).options(&addresses);
         assert!(!options.iter().any(|option| option.starts_with("ifconfig-ipv6")), "{options:?}");
+    }
+
+    #[test]
+    fn what_an_administrator_pushes_comes_before_the_gateways_own() {
+        let mut inside = inside(&["10.8.0.1/24"]);
+        inside.pushes = vec!["route 192.0.2.0 255.255.255.0".into()];
+        let addresses = ["10.8.0.9".parse().unwrap()];
+        let more = ["ping 3".to_owned(), "dhcp-option DNS 192.0.2.53".to_owned()];
+        let options = inside.options_with(&addresses, &more);
+        let count = |start: &str| options.iter().filter(|it| it.starts_with(start)).count();
+        assert_eq!((count("ping "), count("ping-restart "), count("route ")), (1, 1, 1));
+        assert_eq!((count("dhcp-option"), count("topology"), count("explicit-exit")), (1, 1, 1));
+        assert!(options.contains(&"ping 3".to_owned()), "{options:?}");
+    }
+
+    #[test]
+    fn options_that_are_the_gateways_own_or_break_the_list_are_refused() {
+        let refused = |option: &str| check(&[option.to_owned()]).is_err();
+        for option in ["route 192.0.2.0 255.255.255.0", "dhcp-option DNS 192.0.2.1", "inactive 60"]
+        {
+            assert!(!refused(option), "{option}");
+        }
+        for option in ["topology net30", "ifconfig 10.8.0.2 10.8.0.1", "a,b", "a\nb", "comp-lzo no"]
+        {
+            assert!(refused(option), "{option}");
+        }
+        assert!(check(&vec!["inactive 1".to_owned(); PUSH_OPTIONS_MAX + 1]).is_err());
     }
 }

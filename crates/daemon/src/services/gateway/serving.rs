@@ -19,14 +19,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use weft_api::{Listen, LoginSettings, Protocol, VpnClient};
 use weft_engine::dco::{DEVICE_PEERS_MAX, Event};
-use weft_kernel::{CLIENTS_DEVICE, KernelError};
+use weft_kernel::{CLIENTS_DEVICE, ClientWays};
 use weft_openvpn::device::{DeletionReason, Notification};
 use weft_openvpn::gate::{Admission, Gate, Gated};
 use weft_openvpn::messages::{AuthFailure, Message};
 use weft_openvpn::session::{Acceptance, Dropped, ServerOptions, Session, session_of};
 
-use self::routes::{Routed, Routes};
-use super::client::{Client, Stage, Todo};
+use self::routes::{Routed, Routes, Routing};
+use super::client::{Client, Known, Stage, Todo};
 use super::device::{DataChannel, KeyChange, NewPeer};
 use super::login::Verdict;
 use super::named::dns_name;
@@ -61,6 +61,8 @@ pub(super) enum Command {
     Readdress { network: String, name: String },
     /// Ends the sessions of all whose certificates are revoked by now.
     Judge,
+    /// Ends the sessions of revoked certificates. Replies how many there were.
+    EndRevoked { reply: oneshot::Sender<usize> },
     /// Tells what it has to do now.
     Look { reply: oneshot::Sender<Look> },
 }
@@ -94,6 +96,8 @@ pub(super) struct Begun {
     pub(super) inside: Inside,
     /// How clients show who they are.
     pub(super) login: LoginSettings,
+    /// Where clients may go beside the network.
+    pub(super) ways: ClientWays,
     /// Whether the host passes IPv6 packets on.
     pub(super) has_ipv6: bool,
     pub(super) threads_max: usize,
@@ -173,7 +177,7 @@ pub(super) struct Serving {
     /// Logins whose password or code is being checked.
     judged: JoinSet<(u32, Verdict)>,
     given: JoinSet<(u32, Result<Vec<IpAddr>, String>)>,
-    routing: JoinSet<(Vec<u32>, Result<(), KernelError>)>,
+    routing: JoinSet<Routing>,
     routes: Routes,
     /// The clients that have shown who they are, by name.
     names: HashMap<String, Vec<u32>>,
@@ -592,13 +596,21 @@ impl Serving {
             ping_s,
             timeout_s: ping_restart_s.saturating_mul(TIMEOUTS),
         };
-        let mut options = self.begun.inside.options(&known.addresses);
-        options.extend(self.gateway.logins.token_option(&self.begun.login, &known.login));
         let name = known.login.name.clone();
+        let inside = &self.begun.inside;
+        let mut options = match self.gateway.imported_now() {
+            Some(import) => import.pushes(&name, inside, &known.addresses),
+            None => inside.options(&known.addresses),
+        };
+        options.extend(self.gateway.logins.token_option(&self.begun.login, &known.login));
         client.stage = Stage::Peer { known, is_connected: false };
         // One session for each name: the newest.
-        self.forget_others(number, &name);
-        self.gateway.peers.let_in(&name);
+        if !self.allows_duplicates() {
+            self.forget_others(number, &name);
+        }
+        if self.gateway.imported_now().is_none() {
+            self.gateway.peers.let_in(&name);
+        }
         let Some(peer) = weft_openvpn::data::PeerNumber::new(number) else { return };
         self.ask(number, Todo::Join(Box::new(new), Acceptance { peer, options }));
     }
@@ -652,6 +664,7 @@ impl Serving {
             Stage::Routing(known) | Stage::Peer { known, .. } => {
                 self.unname(number, &known.login.name);
                 self.routes.remove(&known.addresses);
+                self.look_if_behind(&known.login.name);
             }
             Stage::Handshake | Stage::Over => {}
         }
@@ -686,7 +699,17 @@ impl Serving {
         match command {
             Command::List { reply } => self.list(reply),
             Command::End { whom, farewell, reply } => {
-                let _ = reply.send(self.end(&whom, &farewell));
+                let ended = self.end(|known| whom.is(known), &farewell);
+                let _ = reply.send(ended.contains(&true));
+            }
+            Command::EndRevoked { reply } => {
+                let gateway = Arc::clone(&self.gateway);
+                let is_revoked = |known: &Known| {
+                    let certificate = known.certificate.as_ref();
+                    certificate.is_some_and(|holder| gateway.is_revoked(holder))
+                };
+                let ended = self.end(is_revoked, &Message::Halt("certificate revoked".into()));
+                let _ = reply.send(ended.len());
             }
             Command::Elsewhere { name } => self.end_elsewhere(&name),
             Command::Readdress { network, name } => self.readdress(network, name),
@@ -701,9 +724,9 @@ impl Serving {
         }
     }
 
-    /// Ends sessions with a last word.
-    fn end(&mut self, whom: &Whom, farewell: &Message) -> bool {
-        let is_its = |client: &Client| client.known().is_some_and(|known| whom.is(known));
+    /// Ends sessions with a last word. Returns for each whether it was connected.
+    fn end(&mut self, is_it: impl Fn(&Known) -> bool, farewell: &Message) -> Vec<bool> {
+        let is_its = |client: &Client| client.known().is_some_and(&is_it);
         let its = self.clients.iter().filter(|(_, client)| is_its(client));
         let its: Vec<(u32, bool)> = its.map(|(number, it)| (*number, it.is_connected())).collect();
         for (number, _) in &its {
@@ -712,7 +735,7 @@ impl Serving {
             self.leave(*number);
             self.ask(*number, Todo::Close(farewell.clone()));
         }
-        its.iter().any(|(_, was_connected)| *was_connected)
+        its.into_iter().map(|(_, was_connected)| was_connected).collect()
     }
 
     /// Lists the connected clients, once the device has told its counters.

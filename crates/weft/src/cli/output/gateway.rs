@@ -65,7 +65,11 @@ pub(in crate::cli) fn other_gateways(gateways: &[OtherGateway]) -> String {
 pub(in crate::cli) fn revoked(revoked: &Revoked) -> String {
     let Revoked { name, serials, was_connected } = revoked;
     let ended = if *was_connected { "; its session has ended" } else { "" };
-    format!("{} certificates of {name} revoked{ended}", serials.len())
+    match serials.len() {
+        // Those of a foreign authority are not known one by one.
+        0 => format!("all certificates of {name} are refused from now on{ended}"),
+        count => format!("{count} certificates of {name} revoked{ended}"),
+    }
 }
 
 pub(in crate::cli) fn user_changed(changed: &UserChanged) -> String {

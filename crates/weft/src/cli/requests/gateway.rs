@@ -26,6 +26,7 @@ pub(super) async fn openvpn(command: OpenvpnCommand, daemon: &Client) -> anyhow:
             let gateway: Gateway = daemon.ask::<call::ServeStop>().await?;
             output::print(args.json, &gateway, output::gateway)
         }
+        OpenvpnCommand::Import(args) => crate::openvpn::import::run(args, daemon).await,
         OpenvpnCommand::Client(args) => profile(args, daemon).await,
         OpenvpnCommand::Revoke(args) => {
             let request = ClientRequest { name: args.name };
@@ -53,6 +54,7 @@ async fn serve(args: OpenvpnServeArgs, daemon: &Client) -> anyhow::Result<()> {
         ping_restart_s: args.ping_restart,
         engine: args.engine.served(),
         login,
+        pushes: args.push,
     };
     let gateway: Gateway = daemon.call::<call::Serve>(&request).await?;
     output::print(args.json, &gateway, output::gateway)

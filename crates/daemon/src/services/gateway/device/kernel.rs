@@ -19,8 +19,9 @@ use weft_openvpn::device::{
 };
 use weft_openvpn::negotiation::DEFAULT_CIPHERS;
 
-use super::{DataChannel, OpenError, PORT, Telling};
+use super::{DataChannel, OpenError, Telling};
 use crate::dco::{DataDevice, KernelDevice, KernelNews};
+use crate::services::gateway::sockets::PORT;
 
 /// Pause after a read that failed.
 const READ_PAUSE: Duration = Duration::from_millis(100);

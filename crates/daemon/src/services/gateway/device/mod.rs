@@ -2,6 +2,7 @@
 
 mod kernel;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,10 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use tokio::sync::mpsc;
 use weft_api::{Protocol, ServeEngine};
 use weft_crypto::DataCipher;
-use weft_engine::dco::{Device, DeviceConfig, Event};
+use weft_engine::dco::{Device, DeviceConfig, Event, Route};
 use weft_engine::{DropReason, EngineError};
 use weft_kernel::ovpn::OvpnError;
 use weft_kernel::{CLIENTS_DEVICE, Kernel, KernelError};
@@ -216,6 +218,21 @@ impl DataChannel {
                 }
                 made => return made,
             }
+        }
+    }
+
+    /// Sends packets to these networks by the peers with these addresses. The kernel's device asks the host's routes.
+    pub(super) fn set_routes(&self, networks: &BTreeMap<IpNet, IpAddr>) {
+        let DataDevice::Userspace(device) = &*self.device else { return };
+        let route = |(network, peer): (&IpNet, &IpAddr)| Route {
+            destination: (network.addr(), network.prefix_len()),
+            gateway: Some(*peer),
+            metric: 0,
+        };
+        let routes: Vec<Route> = networks.iter().map(route).collect();
+        let left_out = device.set_routes(&routes);
+        if left_out > 0 {
+            tracing::warn!(left_out, "more networks behind clients than the device takes");
         }
     }
 

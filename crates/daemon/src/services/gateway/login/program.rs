@@ -155,7 +155,7 @@ async fn run(
         IpAddr::V4(address) => command.env("untrusted_ip", address.to_string()),
         IpAddr::V6(address) => command.env("untrusted_ip6", address.to_string()),
     };
-    if let Some(Holder { name, serial }) = question.certificate {
+    if let Some(Holder { name, serial, .. }) = question.certificate {
         command.env("common_name", name).env("tls_serial_hex_0", serial);
     }
     let spawned = command.spawn();
@@ -234,7 +234,8 @@ mod tests {
 
     async fn asked(directory: &Path, text: &str) -> Result<Answer, ProgramError> {
         let program = script(directory, text);
-        let certificate = Holder { name: "laptop".into(), serial: "4f01".into() };
+        let certificate =
+            Holder { name: "laptop".into(), serial: "4f01".into(), issuer: Vec::new() };
         let (program, from) = (program.as_path(), "192.0.2.7:4000".parse().unwrap());
         let certificate = Some(&certificate);
         let (user, password) = ("anna", "pass word");

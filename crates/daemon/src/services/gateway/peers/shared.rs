@@ -150,8 +150,13 @@ impl Gateway {
 
     /// This host's places for profiles.
     pub(super) async fn own_places(&self) -> Vec<String> {
+        self.own_remotes().await.unwrap_or_default().iter().map(places::told).collect()
+    }
+
+    /// This host's servers for profiles.
+    pub(in crate::services::gateway) async fn own_remotes(&self) -> Result<Vec<Remote>, ApiError> {
         let host = crate::upkeep::reach::own_address(self.peers.host, &self.kernel).await;
-        self.remotes(host).unwrap_or_default().iter().map(places::told).collect()
+        self.remotes(host)
     }
 
     /// All places for a client's profile, those of all gateways of one network. Which gateway comes first depends on
@@ -172,8 +177,7 @@ impl Gateway {
             }
         }
         if wanted.is_some() || gateways.is_empty() {
-            let host = crate::upkeep::reach::own_address(self.peers.host, &self.kernel).await;
-            let own = self.remotes(host)?.iter().map(places::told).collect();
+            let own = self.own_remotes().await?.iter().map(places::told).collect();
             gateways.push((self.peers.local, own));
         }
         gateways.sort();

@@ -54,7 +54,7 @@ impl Serving {
 
     fn is_revoked(&self, known: &Known) -> bool {
         let holder = known.certificate.as_ref();
-        holder.is_some_and(|holder| self.gateway.is_revoked(&holder.serial))
+        holder.is_some_and(|holder| self.gateway.is_revoked(holder))
     }
 
     /// The clients of a name of which this holds.

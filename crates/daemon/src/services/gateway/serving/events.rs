@@ -1,5 +1,6 @@
 //! What a session tells: who a client is, its keys, its end.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use super::Serving;
 use super::login::REVOKED;
 use crate::services::gateway::client::{Stage, Todo};
 use crate::services::gateway::device::KeyChange;
+use crate::services::gateway::owner_of;
 
 /// What a refused client shows to its user.
 const NO_ADDRESS: &str = "The gateway has no address for this client now";
@@ -42,14 +44,62 @@ impl Serving {
         None
     }
 
+    /// Whether there is no room for a client of this name.
+    pub(super) fn is_full(&self, name: &str) -> bool {
+        let Some(import) = self.gateway.imported_now() else { return false };
+        let others = match import.allows_duplicates() {
+            true => self.names.values().map(Vec::len).sum(),
+            false => self.names.len() - usize::from(self.names.contains_key(name)),
+        };
+        others >= import.clients_max()
+    }
+
+    /// Which of the sessions of its name a new one is: the first, unless a name may have several.
+    pub(super) fn free_instance(&self, number: u32, name: &str) -> u32 {
+        if !self.allows_duplicates() {
+            return 1;
+        }
+        let others = self.named(name).into_iter().filter(|other| *other != number);
+        let taken: BTreeSet<u32> = others
+            .filter_map(|other| self.clients.get(&other)?.known().map(|known| known.instance))
+            .collect();
+        (1..).find(|instance| !taken.contains(instance)).unwrap_or(1)
+    }
+
+    /// Whether a name may be connected several times.
+    pub(super) fn allows_duplicates(&self) -> bool {
+        self.gateway.imported_now().is_some_and(|import| import.allows_duplicates())
+    }
+
     /// Finds the addresses of a name, which it keeps.
-    pub(super) fn find_addresses(&mut self, number: u32, name: String) {
+    pub(super) fn find_addresses(&mut self, number: u32, name: String, instance: u32) {
         let gateway = Arc::clone(&self.gateway);
         let network = self.begun.network.clone();
         let has_ipv6 = self.begun.has_ipv6;
+        let import = gateway.imported_now();
         self.given.spawn(async move {
-            let given = gateway.client_addresses(&network, &name).await.map(|given| {
-                given.into_iter().filter(|address| has_ipv6 || address.is_ipv4()).collect()
+            let Some(import) = import else {
+                let given = gateway.client_addresses(&network, &name).await.map(|given| {
+                    given.into_iter().filter(|address| has_ipv6 || address.is_ipv4()).collect()
+                });
+                return (number, given);
+            };
+            if !import.gives_address(&name) {
+                return (
+                    number,
+                    Err("it has no file with an address, and there is no pool".into()),
+                );
+            }
+            let mut owner = owner_of(&network.name, &name);
+            let mut kept = import.kept(&name);
+            if instance > 1 {
+                owner.push_str(&format!("#{instance}"));
+                kept = (None, None);
+            }
+            let of = (owner.as_str(), network.vni);
+            let given = gateway.imported_addresses(of, kept, has_ipv6).await.map(|given| {
+                let addresses = given.iter().map(ipnet::IpNet::addr);
+                addresses.filter(|address| has_ipv6 || address.is_ipv4()).collect()
             });
             (number, given)
         });
@@ -62,7 +112,7 @@ impl Serving {
         };
         let name = &known.login.name;
         let holder = known.certificate.as_ref();
-        let is_revoked = holder.is_some_and(|holder| self.gateway.is_revoked(&holder.serial));
+        let is_revoked = holder.is_some_and(|holder| self.gateway.is_revoked(holder));
         let refusal = match given {
             Ok(_) if is_revoked => Some(REVOKED),
             Ok(addresses) if addresses.iter().any(IpAddr::is_ipv4) => {
@@ -78,7 +128,9 @@ impl Serving {
         match refusal {
             None => {
                 self.routes.add(number, &known.addresses);
+                let name = known.login.name.clone();
                 client.stage = Stage::Routing(known);
+                self.look_if_behind(&name);
             }
             Some(why) => {
                 self.unname(number, &known.login.name);

@@ -9,13 +9,13 @@ use weft_openvpn::messages::{AuthFailure, Message, PendingStep, Secret, push_rep
 use weft_openvpn::session::{Acceptance, AuthRequest, Session};
 
 use super::Serving;
-use crate::services::gateway::authority::{Holder, holder_of};
+use crate::services::gateway::authority::Holder;
 use crate::services::gateway::client::{Asking, Known, Stage, Todo};
 use crate::services::gateway::login::{Ask, CODE_TEXT, CODE_WAIT_S, Identity, Judged, Verdict};
 
 /// What a refused client shows to its user.
-const NO_NAME: &str = "The certificate names no client";
 pub(super) const REVOKED: &str = "The certificate is revoked";
+const FULL: &str = "The server has as many clients as it takes";
 const OTHER_NAME: &str = "The certificate is another client's";
 
 /// Whose sessions end.
@@ -59,10 +59,10 @@ impl Serving {
     fn judge(&mut self, number: u32, request: AuthRequest) -> Result<(), &'static str> {
         let Some(client) = self.clients.get_mut(&number) else { return Ok(()) };
         let certificate = match request.certificates.first() {
-            Some(certificate) => Some(holder_of(certificate).ok_or(NO_NAME)?),
+            Some(certificate) => Some(self.gateway.holder(Some(certificate))?),
             None => None,
         };
-        if certificate.as_ref().is_some_and(|holder| self.gateway.is_revoked(&holder.serial)) {
+        if certificate.as_ref().is_some_and(|holder| self.gateway.is_revoked(holder)) {
             return Err(REVOKED);
         }
         let known = match (&client.stage, request.is_renewal) {
@@ -134,6 +134,8 @@ impl Serving {
 
     /// Begins to let a client in, or goes on with it.
     fn let_on(&mut self, number: u32, identity: Identity) {
+        let (is_full, instance) =
+            (self.is_full(&identity.name), self.free_instance(number, &identity.name));
         let Some(client) = self.clients.get_mut(&number) else { return };
         let Some(asking) = client.asking.take() else { return };
         let Asking { certificate, cipher, info, .. } = *asking;
@@ -148,18 +150,22 @@ impl Serving {
         if !matches!(client.stage, Stage::Handshake) {
             return;
         }
+        if is_full {
+            return self.refuse(number, "clients_max", AuthFailure::Text(FULL.into()));
+        }
         let name = identity.name.clone();
         self.names.entry(name.clone()).or_default().push(number);
         client.stage = Stage::Asked(Box::new(Known {
             login: identity,
             certificate,
+            instance,
             addresses: Vec::new(),
             cipher,
             info: shown_of(&info),
             since: now,
             last_handshake: now,
         }));
-        self.find_addresses(number, name);
+        self.find_addresses(number, name, instance);
     }
 }
 

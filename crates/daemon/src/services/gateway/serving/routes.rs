@@ -1,14 +1,16 @@
 //! The addresses that clients have, and what of them the host is set up for.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use tokio::task::JoinError;
 use weft_kernel::{CLIENTS_DEVICE, ClientsChange, ClientsSpec, KernelError};
 
 use super::{Serving, failed};
+use crate::services::gateway::client::Stage;
 use crate::services::gateway::device::MTU;
 
 /// How often all of the host's routes for clients are looked at, in seconds: another program may remove them.
@@ -20,7 +22,9 @@ const LOOK_PAUSE_S: u64 = 1;
 const RETRY_S: u64 = 1;
 
 /// Clients that waited for it, and whether the host is set up for them.
-pub(super) type Routed = Result<(Vec<u32>, Result<(), KernelError>), JoinError>;
+pub(super) type Routed = Result<Routing, JoinError>;
+/// Clients, and the networks behind them that another program has routed elsewhere.
+pub(super) type Routing = (Vec<u32>, Result<Vec<IpNet>, KernelError>);
 
 /// Whether the rules are looked at as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +114,11 @@ impl Routes {
         Some(WithRules(with_rules))
     }
 
+    /// All is looked at with the next change, as the difference does not tell it.
+    pub(super) fn look(&mut self, now: Instant) {
+        self.looks_from = self.looks_from.min(now);
+    }
+
     /// The host could not be set up: all is looked at after a pause.
     fn fail(&mut self, now: Instant, waiting: Vec<u32>) {
         self.waiting.extend(waiting);
@@ -130,21 +139,61 @@ impl Serving {
         let (new, gone) = (std::mem::take(&mut routes.new), std::mem::take(&mut routes.gone));
         let (device, exposed) = (CLIENTS_DEVICE.to_owned(), self.begun.exposed.clone());
         let gateway = Arc::clone(&self.gateway);
+        let source = self.begun.inside.own_ipv4();
         if let Some(WithRules(with_rules)) = routes.begin_look(now) {
             let addresses = routes.held.keys().copied().collect();
-            let spec = ClientsSpec { device, mtu: MTU.into(), exposed, addresses };
-            self.routing.spawn(async move { (waiting, gateway.route(&spec, with_rules).await) });
+            let (mtu, networks) = (MTU.into(), self.networks_behind());
+            self.begun.channel.set_routes(&networks);
+            let spec = ClientsSpec { device, mtu, exposed, addresses, networks, source };
+            let ways = with_rules.then(|| self.begun.ways.clone());
+            self.routing.spawn(async move { (waiting, gateway.route(&spec, ways.as_ref()).await) });
         } else {
-            let change = ClientsChange { device, exposed, new, gone };
+            let change = ClientsChange { device, exposed, new, gone, source };
             let kernel = gateway.kernel.clone();
-            self.routing.spawn(async move { (waiting, kernel.change_clients(&change).await) });
+            self.routing.spawn(async move {
+                let changed = kernel.change_clients(&change).await;
+                (waiting, changed.map(|()| Vec::new()))
+            });
         }
+    }
+
+    /// Has all routes looked at, if there are networks behind a client that comes or goes.
+    pub(super) fn look_if_behind(&mut self, name: &str) {
+        let import = self.gateway.imported_now();
+        if import.is_some_and(|import| !import.networks(name).is_empty()) {
+            self.routes.look(Instant::now());
+        }
+    }
+
+    /// The networks behind the clients that there are, each with its client's address.
+    fn networks_behind(&self) -> BTreeMap<IpNet, IpAddr> {
+        let mut behind = BTreeMap::new();
+        let import = self.gateway.imported_now().filter(|import| import.has_networks());
+        let Some(import) = import else { return behind };
+        for client in self.clients.values() {
+            let (Stage::Routing(known) | Stage::Peer { known, .. }) = &client.stage else {
+                continue;
+            };
+            if known.instance > 1 {
+                continue;
+            }
+            for network in import.networks(&known.login.name) {
+                let is_its = |address: &&IpAddr| address.is_ipv4() == network.addr().is_ipv4();
+                if let Some(address) = known.addresses.iter().find(is_its) {
+                    behind.insert(network, *address);
+                }
+            }
+        }
+        behind
     }
 
     pub(super) fn handle_routed(&mut self, routed: Routed) -> Result<(), String> {
         let (waiting, result) = routed.map_err(|error| failed(&error))?;
         match result {
-            Ok(()) => {
+            Ok(left_out) => {
+                for network in left_out {
+                    tracing::warn!(%network, "not routed to its client: this host has another route there");
+                }
                 waiting.into_iter().for_each(|number| self.let_in(number));
                 Ok(())
             }

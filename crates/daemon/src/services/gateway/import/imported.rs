@@ -1,0 +1,396 @@
+//! A configuration that was taken over, as the gateway serves by it.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use ipnet::IpNet;
+use rustls::pki_types::CertificateDer;
+use weft_api::{Listen, Protocol, ServeRequest};
+use weft_crypto::DataCipher;
+use weft_openvpn::config::{ClientFile, NameKind, PushChange, ServerSettings, TlsSettings};
+use weft_openvpn::device::Side;
+use weft_openvpn::gate::GateConfig;
+use weft_openvpn::key_method::LinkOptions;
+use weft_openvpn::messages::{PushOption, RouteHost};
+use weft_openvpn::negotiation::ServerPolicy;
+use weft_openvpn::session::{ServerOptions, Timing};
+use weft_openvpn::wrap::{AuthDigest, AuthDirection, ServerKey, WrapKeys};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::prelude::FromDer;
+
+use super::Saved;
+use super::reading::{DEFAULT_FILE, Reading, is_refused_push, networks_of, pings};
+use super::trust::{Revocations, certificates, tls};
+use crate::services::gateway::authority::{Holder, serial_of};
+use crate::services::gateway::device::MTU;
+use crate::services::gateway::push::Inside;
+use crate::services::gateway::sockets::PORT;
+use crate::services::gateway::{PING_RESTART_S, PING_S, Wanted};
+
+/// The longest common name of a certificate, in bytes, as X.520 has it.
+const NAME_BYTES_MAX: usize = 64;
+
+/// What a refused client shows to its user.
+const NO_NAME: &str = "The certificate names no client";
+const REVOKED: &str = "The certificate is revoked";
+const EXPIRED: &str = "The list of revoked certificates has ended: tell the administrator";
+const DISABLED: &str = "This client is disabled";
+const NO_FILE: &str = "This client has no file on the server";
+const OTHER_NAME: &str = "The certificate has another name than this server takes";
+const NO_USAGE: &str = "The certificate is none of a client, by its extended key usage";
+const NOT_LISTED: &str = "The certificate is none of those that this server takes";
+
+/// A configuration that was taken over.
+pub(in crate::services::gateway) struct Imported {
+    pub(super) saved: Saved,
+    pub(super) settings: ServerSettings,
+    /// By the names of the files.
+    pub(super) clients: BTreeMap<String, ClientFile>,
+    pub(super) revocations: Revocations,
+}
+
+impl Imported {
+    /// What is saved, read anew.
+    ///
+    /// # Errors
+    /// It cannot be served by: why.
+    pub(super) fn new(saved: Saved) -> Result<Self, String> {
+        let Reading { settings, clients, .. } = Reading::of(&saved);
+        let revocations = revocations(&saved, &settings.tls)?;
+        Ok(Self { saved, settings, clients, revocations })
+    }
+
+    /// Which configuration it is: a later one has another number.
+    pub(in crate::services::gateway) fn id(&self) -> u64 {
+        self.saved.id
+    }
+
+    /// This host's own address on a network, if that is the clients' network.
+    pub(in crate::services::gateway) fn own(&self, network: &str) -> Option<IpNet> {
+        self.saved.own.filter(|_| self.saved.network == network)
+    }
+
+    /// Where to listen; none: as without a configuration.
+    fn listens(&self) -> Vec<SocketAddr> {
+        let ServerSettings { listens, port, proto, .. } = &self.settings;
+        if listens.is_empty() && *port == PORT && proto.is_ipv6.is_none() {
+            return Vec::new();
+        }
+        let all = |port: u16, is_ipv6: Option<bool>| {
+            let ipv4 = SocketAddr::from(([0, 0, 0, 0], port));
+            let ipv6 = SocketAddr::from(([0_u16; 8], port));
+            let has_ipv6 = std::path::Path::new("/proc/net/if_inet6").exists();
+            let is_wanted = |it: &SocketAddr| match is_ipv6 {
+                Some(is_ipv6) => it.is_ipv4() != is_ipv6,
+                None => it.is_ipv4() || has_ipv6,
+            };
+            [ipv4, ipv6].into_iter().filter(is_wanted).collect::<Vec<_>>()
+        };
+        if listens.is_empty() {
+            return all(*port, proto.is_ipv6);
+        }
+        let of = |listen: &weft_openvpn::config::Listen| {
+            let port = listen.port.unwrap_or(*port);
+            let host = listen.host.as_deref().and_then(|host| host.parse::<IpAddr>().ok());
+            match host {
+                Some(host) => vec![SocketAddr::new(host, port)],
+                None => all(port, listen.proto.unwrap_or(*proto).is_ipv6),
+            }
+        };
+        listens.iter().flat_map(of).collect()
+    }
+
+    /// Seconds until a ping, and until a client connects again; `None`: the configuration does not say.
+    fn pings(&self) -> (Option<u32>, Option<u32>) {
+        let (ping, restart) = pings(&self.settings);
+        (Some(ping).filter(|ping| *ping > 0), Some(restart).filter(|restart| *restart > 0))
+    }
+
+    /// A request to serve, with what the configuration says where the request says nothing.
+    pub(in crate::services::gateway) fn fill(&self, request: ServeRequest) -> ServeRequest {
+        let (ping_s, ping_restart_s) = self.pings();
+        let network = self.saved.network.clone();
+        let udp = |at: SocketAddr| Listen {
+            protocol: Protocol::Udp,
+            address: Some(at.ip()),
+            port: at.port(),
+        };
+        let listen = match request.listen.is_empty() {
+            true => self.listens().into_iter().map(udp).collect(),
+            false => request.listen,
+        };
+        ServeRequest {
+            listen,
+            network: request.network.or(Some(network)),
+            ping_s: request.ping_s.or(ping_s),
+            ping_restart_s: request.ping_restart_s.or(ping_restart_s),
+            ..request
+        }
+    }
+
+    /// What is wanted of a gateway that served by another configuration, or none: what was said by hand stays.
+    pub(super) fn follow(&self, wanted: Wanted, before: Option<&Self>) -> Wanted {
+        let unsaid = ServeRequest::default();
+        let had = before.map_or(unsaid.clone(), |before| before.fill(unsaid.clone()));
+        let now = self.fill(unsaid);
+        let listen = if wanted.listen == had.listen { now.listen } else { wanted.listen };
+        let ping_s = match had.ping_s.unwrap_or(PING_S) == wanted.ping_s {
+            true => now.ping_s.unwrap_or(PING_S),
+            false => wanted.ping_s,
+        };
+        let ping_restart_s =
+            match had.ping_restart_s.unwrap_or(PING_RESTART_S) == wanted.ping_restart_s {
+                true => now.ping_restart_s.unwrap_or(PING_RESTART_S),
+                false => wanted.ping_restart_s,
+            };
+        let network = self.saved.network.clone();
+        Wanted { listen, network, ping_s, ping_restart_s, import: Some(self.saved.id), ..wanted }
+    }
+
+    /// Clients at most.
+    pub(in crate::services::gateway) fn clients_max(&self) -> usize {
+        usize::try_from(self.settings.clients_max).unwrap_or(usize::MAX)
+    }
+
+    /// Whether a name may be connected several times.
+    pub(in crate::services::gateway) const fn allows_duplicates(&self) -> bool {
+        self.settings.allows_duplicates
+    }
+
+    /// How first packets are wrapped, and how many are answered.
+    pub(in crate::services::gateway) fn gate(&self) -> GateConfig {
+        let ServerSettings { tls_crypt_v2, first_packet_rate, forces_cookie, .. } = &self.settings;
+        let plain = tls_crypt_v2.is_none().then_some(WrapKeys::None);
+        let key = |key: &weft_openvpn::static_key::ServerKeyV2| ServerKey::new(key.expose());
+        GateConfig {
+            wrap: self.wrap().or(plain),
+            client_keys: tls_crypt_v2.as_ref().map(key).map(Arc::new),
+            always_cookie: *forces_cookie,
+            hand_window: seconds(self.settings.tls.handshake_s),
+            resets_max: first_packet_rate.count,
+            resets_interval: seconds(first_packet_rate.seconds),
+        }
+    }
+
+    fn wrap(&self) -> Option<WrapKeys> {
+        let tls = &self.settings.tls;
+        if let Some(key) = &tls.tls_crypt {
+            return Some(WrapKeys::tls_crypt(key, Side::Server));
+        }
+        let digest: AuthDigest = tls.auth_digest.parse().unwrap_or_default();
+        let direction = match tls.key_direction {
+            None => AuthDirection::Both,
+            Some(0) => AuthDirection::Zero,
+            Some(_) => AuthDirection::One,
+        };
+        tls.tls_auth.as_ref().map(|key| WrapKeys::tls_auth(key, digest, direction))
+    }
+
+    /// What all sessions have in common, on a device with these ciphers.
+    ///
+    /// # Errors
+    /// The certificates cannot be used: why.
+    pub(in crate::services::gateway) fn options(
+        &self,
+        device: &[DataCipher],
+    ) -> Result<ServerOptions, String> {
+        let settings = &self.settings.tls;
+        let all = settings.ciphers.iter().copied();
+        let ciphers: Vec<DataCipher> = all.filter(|cipher| device.contains(cipher)).collect();
+        if ciphers.is_empty() {
+            return Err(
+                "the device has none of the ciphers of data-ciphers: serve with --engine userspace"
+                    .into(),
+            );
+        }
+        let renew = Some(settings.renew_s).filter(|renew_s| *renew_s > 0);
+        Ok(ServerOptions {
+            tls: tls(settings)?,
+            timing: Timing {
+                hand_window: seconds(settings.handshake_s),
+                transition_window: seconds(settings.transition_s),
+                renegotiate_after: renew.map(seconds),
+            },
+            policy: ServerPolicy {
+                ciphers,
+                fallback: settings.fallback.filter(|cipher| device.contains(cipher)),
+                has_epochs: false,
+                has_dynamic_tls_crypt: true,
+            },
+            has_exporter: true,
+            link: LinkOptions {
+                tun_mtu: MTU,
+                is_tcp: false,
+                cipher: settings.fallback,
+                auth_digest: settings.auth_digest.clone(),
+                has_tls_auth: settings.tls_auth.is_some(),
+                key_direction: settings.key_direction,
+            },
+        })
+    }
+
+    /// Whose certificate this is, which TLS has verified.
+    ///
+    /// # Errors
+    /// Why it is not let in.
+    pub(in crate::services::gateway) fn holder(
+        &self,
+        certificate: &CertificateDer<'_>,
+    ) -> Result<Holder, &'static str> {
+        let encoded = certificate;
+        let (_, certificate) = X509Certificate::from_der(encoded).map_err(|_| NO_NAME)?;
+        let subject = certificate.subject();
+        let name = subject.iter_common_name().last().and_then(|name| name.as_str().ok());
+        let name = name.filter(|name| (1..=NAME_BYTES_MAX).contains(&name.len()));
+        // As OpenVPN does.
+        let name = name.ok_or(NO_NAME)?.replace(char::is_control, "_");
+        let tls = &self.settings.tls;
+        let is_client = || {
+            let usage = certificate.extended_key_usage().ok().flatten();
+            usage.is_some_and(|usage| usage.value.client_auth)
+        };
+        if tls.checks_usage && !is_client() {
+            return Err(NO_USAGE);
+        }
+        let is_right = tls.name_check.as_ref().is_none_or(|check| match check.kind {
+            NameKind::Subject => check.name == subject.to_string(),
+            NameKind::Name => check.name == name,
+            NameKind::NamePrefix => name.starts_with(&check.name),
+        });
+        if !is_right {
+            return Err(OTHER_NAME);
+        }
+        let fingerprint = || digest(&SHA256, encoded);
+        if !tls.fingerprints.is_empty()
+            && !tls.fingerprints.iter().any(|known| known == fingerprint().as_ref())
+        {
+            return Err(NOT_LISTED);
+        }
+        let issuer = certificate.issuer().as_raw().to_vec();
+        Ok(Holder { name, serial: serial_of(certificate.raw_serial()), issuer })
+    }
+
+    /// Why a client is not let in now.
+    pub(in crate::services::gateway) fn refusal(&self, holder: &Holder) -> Option<&'static str> {
+        if self.revocations.expired(SystemTime::now()).is_some() {
+            return Some(EXPIRED);
+        }
+        if self.is_revoked(holder) {
+            return Some(REVOKED);
+        }
+        if self.client(&holder.name).is_some_and(|file| file.is_disabled) {
+            return Some(DISABLED);
+        }
+        let has_file = || self.clients.contains_key(&file_name(&holder.name));
+        (self.settings.needs_client_file && !has_file()).then_some(NO_FILE)
+    }
+
+    /// Whether a certificate is revoked, by a list or by `weft openvpn revoke`.
+    pub(in crate::services::gateway) fn is_revoked(&self, holder: &Holder) -> bool {
+        let Holder { name, serial, issuer } = holder;
+        let is_issued_here = || self.saved.issued.iter().find(|issued| issued.serial == *serial);
+        let is_taken_back = match is_issued_here() {
+            Some(issued) => issued.revoked.is_some(),
+            None => self.saved.revoked_names.contains_key(name),
+        };
+        is_taken_back || self.revocations.has(issuer, serial)
+    }
+
+    /// Why all clients are refused now.
+    pub(in crate::services::gateway) fn fault(&self) -> Option<String> {
+        self.revocations.expired(SystemTime::now())
+    }
+
+    /// Whether a client without an address of its own gets one.
+    pub(in crate::services::gateway) fn gives_address(&self, name: &str) -> bool {
+        self.settings.has_pool || self.client(name).is_some_and(|file| file.ipv4.is_some())
+    }
+
+    /// The address that a client always has, and that which it had last, if that is kept for it.
+    pub(in crate::services::gateway) fn kept(
+        &self,
+        name: &str,
+    ) -> (Option<Ipv4Addr>, Option<Ipv4Addr>) {
+        let fixed = self.client(name).and_then(|file| file.ipv4);
+        (fixed.map(|(address, _)| address), self.saved.last.get(name).copied())
+    }
+
+    /// Whether there are networks behind any client.
+    pub(in crate::services::gateway) fn has_networks(&self) -> bool {
+        self.clients.values().any(|file| !networks_of(file).is_empty())
+    }
+
+    /// The networks behind a client.
+    pub(in crate::services::gateway) fn networks(&self, name: &str) -> Vec<IpNet> {
+        self.client(name).map(networks_of).unwrap_or_default()
+    }
+
+    /// The options that a client is pushed.
+    pub(in crate::services::gateway) fn pushes(
+        &self,
+        name: &str,
+        inside: &Inside,
+        addresses: &[IpAddr],
+    ) -> Vec<String> {
+        let common = self.settings.pushes.clone();
+        let file = self.client(name);
+        let mut pushed = file.map_or(common.clone(), |file| file.apply_pushes(&common));
+        let own = self.networks(name);
+        // Nobody is sent through the tunnel to the network behind itself.
+        pushed.retain(|option| {
+            !is_refused_push(option) && route_of(option).is_none_or(|route| !own.contains(&route))
+        });
+        inside.options_with(addresses, &pushed)
+    }
+
+    /// All options that some clients are pushed.
+    pub(super) fn all_pushes(&self) -> impl Iterator<Item = &String> {
+        let of_files = self.clients.values().flat_map(|file| &file.pushes);
+        let of_files = of_files.filter_map(|change| match change {
+            PushChange::Add(option) => Some(option),
+            PushChange::Remove(_) | PushChange::Reset => None,
+        });
+        self.settings.pushes.iter().chain(of_files)
+    }
+
+    fn client(&self, name: &str) -> Option<&ClientFile> {
+        self.clients.get(&file_name(name)).or_else(|| self.clients.get(DEFAULT_FILE))
+    }
+}
+
+/// The revoked certificates of a configuration.
+pub(super) fn revocations(saved: &Saved, tls: &TlsSettings) -> Result<Revocations, String> {
+    let Some(crl) = saved.crl.as_ref().or(tls.crl.as_ref()) else {
+        return Ok(Revocations::default());
+    };
+    let ca = certificates("ca", tls.ca.as_deref().unwrap_or_default())?;
+    Revocations::read(crl, &ca)
+}
+
+/// The destination of a pushed route through the tunnel.
+pub(super) fn route_of(option: &str) -> Option<IpNet> {
+    match PushOption::parse(option).ok()? {
+        PushOption::Route(
+            RouteHost::Address(network),
+            mask,
+            None | Some(RouteHost::VpnGateway),
+            _,
+        ) => IpNet::with_netmask(network.into(), mask.into()).ok().map(|net| net.trunc()),
+        PushOption::RouteIpv6(network, bits, None | Some(RouteHost::VpnGateway), _) => {
+            IpNet::new(network.into(), bits).ok().map(|net| net.trunc())
+        }
+        _ => None,
+    }
+}
+
+/// The name of a client's file, as OpenVPN makes it.
+fn file_name(name: &str) -> String {
+    name.replace('/', "_")
+}
+
+fn seconds(count: u32) -> Duration {
+    Duration::from_secs(count.into())
+}
