@@ -1,4 +1,5 @@
-//! `weft openvpn connect` to a stock server: Debian's `openvpn` 2.6 without offload.
+//! `weft openvpn connect` to a stock server: Debian's `openvpn` 2.6 without offload. In a guest of the VM lab the client
+//! is on the kernel's device.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -109,6 +110,10 @@ impl Stage {
         let words = ["openvpn", "connect", &profile, "--json"];
         let mut client = self.near().spawn_weft(&words)?;
         let connected = connected(&mut client, LIMIT)?;
+        // Nothing else loads the kernel's module.
+        let has_kernels = Path::new("/sys/module/ovpn").exists();
+        let engine = if has_kernels { "kernel" } else { "userspace" };
+        ensure!(connected["engine"] == engine, "{connected}");
         Ok((client, connected))
     }
 

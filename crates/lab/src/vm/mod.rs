@@ -11,6 +11,7 @@ mod image;
 pub mod interrupt;
 pub mod kernel;
 mod libraries;
+mod newer;
 mod report;
 mod shell;
 pub mod suite;

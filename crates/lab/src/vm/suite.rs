@@ -13,7 +13,7 @@ use weft_bench::sandbox::progress::{note, print, step};
 use super::kernel::{Choice, Kernel};
 use super::report::Report;
 use super::shell::quoted;
-use super::{Clock, Guest, Job, interrupt, make_directory};
+use super::{Clock, Guest, Job, interrupt, make_directory, newer};
 use crate::programs::{Places, Program, names, programs};
 use crate::ring::{Ring, each_fits, fits, is_one_of};
 
@@ -97,7 +97,7 @@ const TABLE: [Row; 26] = [
     Row {
         tests: "net_gateway*",
         kernels: &[],
-        why: "a guest has no dig, and clients' packets stay with Weft's own device",
+        why: "a guest has no dig; vm_gateway has the kernel's device",
     },
     Row {
         tests: "net_gateway_hosts::*",
@@ -164,7 +164,7 @@ const TABLE: [Row; 26] = [
 
 /// The ring before every push. For each kind of path, switch and device it covers carried traffic, traffic that
 /// must never leave or enter, and recovery. The kernel's interfaces are tested on every kernel.
-const CORE: [&str; 29] = [
+const CORE: [&str; 30] = [
     "vm_bad_input::esp_loaded_later*",
     "vm_bad_input::without_nft*",
     "vm_channel::a_kernel_and_a_vector_engine*",
@@ -172,6 +172,7 @@ const CORE: [&str; 29] = [
     "vm_dco::*keys_are_swapped_under_traffic_without*",
     "vm_engine_channel::frames_and_probes*",
     "vm_engine_channel::rekeys*",
+    "vm_gateway::stock_clients*",
     "vm_hosts::a_member_sends*",
     "vm_hosts::after_kill_9*",
     "vm_hosts::one_broadcast*on_different_switches",
@@ -226,9 +227,12 @@ const TWO_CORES: [&str; 3] =
 /// Tests whose guests' kernels boot with further words.
 const BOOTED_WITH: [(&str, &str); 1] = [("vm_ipv4::*", "ipv6.disable=1")];
 
+/// Tests with OpenVPN 2.7 as the client, which their guest gets ([`newer`]).
+const NEWER: &str = "vm_gateway::openvpn_2_7*";
+
 /// The approximate length of a test on a core of this machine, in seconds; the last line that fits counts.
 /// Nothing is judged by it; the longest guests begin first.
-const DURATIONS: [(&str, u32); 16] = [
+const DURATIONS: [(&str, u32); 17] = [
     ("*", 6),
     ("net_*", 12),
     ("net_dco::*", 6),
@@ -237,6 +241,7 @@ const DURATIONS: [(&str, u32); 16] = [
     ("vm_demo::*", 150),
     ("vm_engine_channel::*", 4),
     ("vm_figures::*gigabytes*", 60),
+    ("vm_gateway::*", 25),
     ("vm_matrix::*", 20),
     ("vm_matrix::two_rows*", 1),
     ("vm_odp::*", 4),
@@ -381,11 +386,15 @@ fn prepared(share: &Share, request: &Request, place: &Path) -> anyhow::Result<Jo
     make_directory(place)?;
     let inside = |program: &Program| Path::new("/tests").join(&program.target);
     let files = share.programs.iter().map(|program| (program.file.clone(), inside(program)));
+    let mut files: Vec<(PathBuf, PathBuf)> = files.collect();
+    if share.programs.iter().any(|program| program.needs_newer()) {
+        files.push((newer::openvpn()?, PathBuf::from(newer::INSIDE)));
+    }
     let mut environment = request.environment.clone();
     environment.push(("WEFT_LAB_SLOWNESS".to_owned(), SLOWNESS.to_string()));
     Ok(Job {
         script: script(&share.programs),
-        files: files.collect(),
+        files,
         weft: request.weft.clone(),
         environment,
         memory_mib: MEMORY_MIB,
@@ -481,6 +490,14 @@ fn is_in(ring: Ring, name: &str) -> bool {
     }
 }
 
+impl Program {
+    /// Whether one of its tests is of a program that only a newer Debian has.
+    fn needs_newer(&self) -> bool {
+        let name = |test: &String| format!("{}::{test}", self.target);
+        self.tests.iter().any(|test| fits(NEWER, &name(test)))
+    }
+}
+
 /// The row that counts for a test.
 fn row(name: &str) -> Option<&'static Row> {
     TABLE.iter().rev().find(|row| fits(row.tests, name))
@@ -502,6 +519,7 @@ fn no_row_is_idle(programs: &[Program]) -> anyhow::Result<()> {
     let of = "the VM suite";
     each_fits(&SOAK_ONLY, &names, of)?;
     each_fits(&TWO_CORES, &names, of)?;
+    each_fits(&[NEWER], &names, of)?;
     each_fits(&BOOTED_WITH.map(|(pattern, _)| pattern), &names, of)?;
     Ok(())
 }
@@ -618,6 +636,7 @@ mod tests {
             program("vm_bad_input", &["a_kernel_without_aes_gcm_goes_on", "names_and_ports"]),
             program("vm_demo", &["the_benchmark_too", "without_esp_too"]),
             program("vm_figures", &["while_gigabytes_pass", "one_is_within_two"]),
+            program("vm_gateway", &["openvpn_2_7_x"]),
             program("vm_hosts", &["a_host_with_the_kernel_and_one_without", "one_broadcast"]),
             program("vm_ipv4", &["x"]),
             program("vm_matrix", &["kernel_to_kernel"]),
@@ -642,6 +661,7 @@ mod tests {
         ];
         let guests = [
             "vm_bad_input",
+            "vm_gateway",
             "vm_hosts",
             "vm_ipv4",
             "vm_matrix",

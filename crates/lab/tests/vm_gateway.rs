@@ -1,0 +1,315 @@
+//! Clients join the network by the kernel's `ovpn` device: Debian's `openvpn` without offload, OpenVPN 2.7 and our own
+//! client on their own kernel's devices.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+use weft_bench::sandbox::{Container, Host, Netns, Running, require, try_wait_until};
+use weft_lab::net::{Lab, wait_ping};
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// A revoked client loses its traffic within this time.
+const AT_ONCE: Duration = Duration::from_secs(1);
+const CONNECTED: &str = "Initialization Sequence Completed";
+const DEVICE: &str = "weft-vpn";
+/// Seconds of silence after which a client connects again; the host waits twice as long.
+const RESTART_S: &str = "4";
+
+/// A host that serves, with a container.
+struct Stage {
+    lab: Lab,
+    container: Container,
+}
+
+/// A machine outside of the network that reaches the host over IPv4 and IPv6.
+struct Machine {
+    netns: Netns,
+    number: u8,
+}
+
+/// A running client.
+struct Client {
+    process: Running,
+    address: Ipv4Addr,
+}
+
+impl Stage {
+    fn new() -> anyhow::Result<Self> {
+        require("openvpn", "openvpn")?;
+        let lab = Lab::launched(1, &[])?;
+        let container = lab.host(0).add_container("c1")?;
+        let stage = Self { lab, container };
+        stage.host().weft(&["ca", "init"])?.success()?;
+        stage.serve("kernel")?;
+        Ok(stage)
+    }
+
+    fn host(&self) -> &Host {
+        self.lab.host(0)
+    }
+
+    fn serve(&self, engine: &str) -> anyhow::Result<()> {
+        let words = ["openvpn", "serve", "--ping", "1", "--ping-restart", RESTART_S];
+        let served = self.host().weft_json(&[&words[..], &["--engine", engine]].concat())?;
+        ensure!(served["state"] == "serving" && served["engine"] == engine, "{served}");
+        Ok(())
+    }
+
+    fn machine(&self, number: u8) -> anyhow::Result<Machine> {
+        let (netns, host) = (self.lab.sandbox.add_netns(&format!("m{number}"))?, self.host());
+        let (outer, name) = (format!("m{number}"), netns.name().to_owned());
+        host.netns().ip(&format!("link add {outer} type veth peer name wan netns {name}"))?;
+        for (netns, device, last) in [(host.netns(), outer.as_str(), 1), (&netns, "wan", 2)] {
+            netns.ip(&format!("addr add 198.51.{number}.{last}/24 dev {device}"))?;
+            netns.ip(&format!("addr add 2001:db8:{number}::{last}/64 dev {device} nodad"))?;
+            netns.ip(&format!("link set {device} up"))?;
+        }
+        Ok(Machine { netns, number })
+    }
+
+    fn profile(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let text = self.host().weft(&["openvpn", "client", name])?.success()?.stdout;
+        let path = self.lab.sandbox.directory().join(format!("{name}.ovpn"));
+        std::fs::write(&path, text)?;
+        Ok(path)
+    }
+
+    fn clients(&self) -> anyhow::Result<Vec<Value>> {
+        let list = self.host().weft_json(&["status", "clients"])?;
+        list.as_array().cloned().context("no list")
+    }
+
+    fn wait_clients(&self, count: usize) -> anyhow::Result<()> {
+        try_wait_until(&format!("{count} clients"), LIMIT, || {
+            Ok(self.clients().is_ok_and(|clients| clients.len() == count))
+        })?;
+        Ok(())
+    }
+
+    /// Whether a client's packets and the container's reach the other.
+    fn carries(&self, machine: &Machine, client: Ipv4Addr) -> anyhow::Result<()> {
+        machine.wait_ping(self.container.ipv4()?.into())?;
+        wait_ping(&self.container, client.into(), LIMIT)?;
+        Ok(())
+    }
+
+    /// Nothing of the gateway is left on the host.
+    fn is_clean(&self) -> anyhow::Result<()> {
+        let netns = self.host().netns();
+        let devices = netns.exec(&["ip", "-o", "link"])?.success()?.stdout;
+        ensure!(!devices.contains(DEVICE), "{devices}");
+        for words in ["neigh show proxy", "route show proto 87"] {
+            let left = netns.ip(words)?.success()?.stdout;
+            ensure!(left.trim().is_empty(), "{words}: {left}");
+        }
+        Ok(())
+    }
+}
+
+impl Machine {
+    /// Starts the stock client over UDP with further words.
+    fn start(&self, profile: &Path, is_ipv4: bool, more: &[&str]) -> anyhow::Result<Running> {
+        let (remote, proto) = match is_ipv4 {
+            true => (format!("198.51.{}.1", self.number), "udp"),
+            false => (format!("2001:db8:{}::1", self.number), "udp6"),
+        };
+        let profile = profile.to_string_lossy();
+        let place = ["openvpn", "--remote", &remote, "1194", proto, "--verb", "3"];
+        let own = ["--config", &profile, "--dev", "tun0", "--disable-dco"];
+        Ok(self.netns.spawn(&[&place[..], &own, more].concat())?)
+    }
+
+    fn connect(&self, profile: &Path, is_ipv4: bool, more: &[&str]) -> anyhow::Result<Client> {
+        let mut process = self.start(profile, is_ipv4, more)?;
+        let address = connected(&mut process)?;
+        Ok(Client { process, address })
+    }
+
+    fn ping(&self, words: &[&str], to: IpAddr) -> anyhow::Result<bool> {
+        let to = to.to_string();
+        let words = [&["ping", "-n", "-c", "1", "-W", "1"][..], words, &[&to]].concat();
+        Ok(self.netns.exec(&words)?.status.success())
+    }
+
+    fn wait_ping(&self, to: IpAddr) -> anyhow::Result<()> {
+        let answered = || Ok(self.ping(&[], to).unwrap_or_default());
+        try_wait_until(&format!("an answer from {to} to a client"), LIMIT, answered)?;
+        Ok(())
+    }
+}
+
+/// Waits until a stock client is connected; returns its address.
+fn connected(process: &mut Running) -> anyhow::Result<Ipv4Addr> {
+    let pushed = process.line_with("PUSH_REPLY", LIMIT * 2)?;
+    process.line_with(CONNECTED, LIMIT)?;
+    let found = pushed.split([',', '\'']).find_map(|option| option.strip_prefix("ifconfig "));
+    let word = found.and_then(|rest| rest.split_whitespace().next());
+    word.and_then(|word| word.parse().ok()).with_context(|| format!("no address: {pushed}"))
+}
+
+#[test]
+fn stock_clients_are_carried_by_the_kernel_and_end_with_their_certificate() -> anyhow::Result<()> {
+    let stage = Stage::new()?;
+    let (one, two) = (stage.machine(1)?, stage.machine(2)?);
+    let alice = one.connect(&stage.profile("alice")?, true, &[])?;
+    let bob = two.connect(&stage.profile("bob")?, false, &[])?;
+    stage.carries(&one, alice.address)?;
+    stage.carries(&two, bob.address)?;
+    one.wait_ping(bob.address.into())?;
+    let shown = stage.clients()?;
+    for (client, name) in shown.iter().zip(["alice", "bob"]) {
+        ensure!(client["name"] == name && client["engine"] == "kernel", "{client}");
+        ensure!(client["bytes_in"].as_u64() > Some(100), "{client}");
+    }
+    ensure!(stage.host().netns().ip(&format!("-d link show {DEVICE}"))?.stdout.contains("ovpn"));
+    // A client sends from its own address alone.
+    let container = stage.container.ipv4()?.into();
+    let foreign = Ipv4Addr::from(u32::from(alice.address) ^ 0x40);
+    for own in [foreign, bob.address] {
+        one.netns.ip(&format!("addr add {own}/32 dev tun0"))?.success()?;
+        let own = own.to_string();
+        ensure!(!one.ping(&["-I", &own], container)?, "{own} is let through");
+    }
+    ensure!(one.ping(&["-I", &alice.address.to_string()], container)?, "nothing passes any more");
+
+    let revoked = stage.host().weft_json(&["openvpn", "revoke", "alice"])?;
+    ensure!(revoked["was_connected"] == true, "{revoked}");
+    let is_cut_off = || Ok(one.ping(&[], container).is_ok_and(|answered| !answered));
+    try_wait_until("alice to be cut off", AT_ONCE, is_cut_off)?;
+    stage.wait_clients(1)?;
+    // It does not try again.
+    let Client { mut process, .. } = alice;
+    process.wait(LIMIT)?;
+    stage.host().weft_json(&["openvpn", "stop"])?;
+    stage.is_clean()
+}
+
+#[test]
+fn a_key_is_renewed_without_a_lost_packet_and_a_client_moves() -> anyhow::Result<()> {
+    let stage = Stage::new()?;
+    let machine = stage.machine(1)?;
+    let mut alice = machine.connect(&stage.profile("alice")?, true, &["--reneg-sec", "5"])?;
+    stage.carries(&machine, alice.address)?;
+    let to = stage.container.ipv4()?.to_string();
+    // One renewal. The next ones come before the key of this one seals, which costs a moment's packets each.
+    let words = ["ping", "-n", "-q", "-i", "0.05", "-c", "100", &to];
+    let pings = machine.netns.exec(&words)?.success()?;
+    ensure!(pings.stdout.contains(" 0% packet loss"), "{}", pings.stdout);
+    for _ in 0..2 {
+        alice.process.line_with("Control Channel: TLS", LIMIT)?;
+    }
+    // All packets have another address from now on.
+    machine.netns.ip("addr del 198.51.1.2/24 dev wan")?.success()?;
+    machine.netns.ip("addr add 198.51.1.3/24 dev wan")?.success()?;
+    stage.carries(&machine, alice.address)?;
+    let moved = || -> anyhow::Result<bool> {
+        let clients = stage.clients()?;
+        let real = clients.first().and_then(|client| client["real_address"].as_str());
+        Ok(real.is_some_and(|real| real.starts_with("198.51.1.3:")))
+    };
+    try_wait_until("the new address to be known", LIMIT, || Ok(moved().unwrap_or_default()))?;
+    // The control channel follows, with its next keys.
+    for _ in 0..2 {
+        alice.process.line_with("Control Channel: TLS", LIMIT)?;
+    }
+    stage.carries(&machine, alice.address)
+}
+
+#[test]
+fn clients_and_daemons_that_are_killed_leave_nothing_behind() -> anyhow::Result<()> {
+    let stage = Stage::new()?;
+    let (host, machine) = (stage.host(), stage.machine(1)?);
+    let profile = stage.profile("alice")?;
+    let alice = machine.connect(&profile, true, &[])?;
+    stage.carries(&machine, alice.address)?;
+    alice.process.signal(Signal::KILL);
+    stage.wait_clients(0)?;
+    let routes = host.netns().ip("route show proto 87")?.success()?.stdout;
+    ensure!(!routes.contains(&alice.address.to_string()), "{routes}");
+
+    // A daemon that is killed leaves the device without peers; the next one serves by one of its own.
+    let mut alice = machine.connect(&profile, true, &[])?;
+    host.kill_daemon();
+    host.start_daemon(&[])?;
+    let back = connected(&mut alice.process)?;
+    ensure!(back == alice.address, "another address: {back}");
+    stage.carries(&machine, back)?;
+    // The other engine in its place, and back.
+    for engine in ["userspace", "kernel"] {
+        stage.serve(engine)?;
+        connected(&mut alice.process)?;
+        stage.carries(&machine, back)?;
+        ensure!(stage.clients()?[0]["engine"] == engine, "{:?}", stage.clients()?);
+    }
+    host.stop_daemon()?;
+    stage.is_clean()
+}
+
+/// OpenVPN 2.7 with the libraries of a newer Debian.
+const NEWER: [&str; 4] = [
+    "/newer/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
+    "--library-path",
+    "/newer/usr/lib/x86_64-linux-gnu",
+    "/newer/usr/sbin/openvpn",
+];
+
+#[test]
+fn openvpn_2_7_reaches_both_engines_by_its_own_kernels_device() -> anyhow::Result<()> {
+    let stage = Stage::new()?;
+    let machine = stage.machine(1)?;
+    let profile = stage.profile("alice")?.to_string_lossy().into_owned();
+    for engine in ["kernel", "userspace"] {
+        stage.serve(engine)?;
+        let words = ["--remote", "198.51.1.1", "1194", "udp", "--verb", "4", "--reneg-sec", "5"];
+        let own = ["--config", &profile, "--dev", "tun0"];
+        let mut process = machine.netns.spawn(&[&NEWER[..], &words, &own].concat())?;
+        let address = connected(&mut process)?;
+        let link = machine.netns.ip("-d link show tun0")?.success()?.stdout;
+        ensure!(link.contains("ovpn"), "its device is not the kernel's: {link}");
+        stage.carries(&machine, address)?;
+        let to = stage.container.ipv4()?.to_string();
+        let words = ["ping", "-n", "-q", "-i", "0.05", "-c", "100", &to];
+        let pings = machine.netns.exec(&words)?.success()?;
+        ensure!(pings.stdout.contains(" 0% packet loss"), "{engine}: {}", pings.stdout);
+        process.line_with("Control Channel: TLS", LIMIT)?;
+        ensure!(stage.clients()?[0]["engine"] == engine, "{:?}", stage.clients()?);
+        process.terminate(LIMIT)?;
+        stage.wait_clients(0)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn our_client_and_our_server_meet_on_two_kernels_devices() -> anyhow::Result<()> {
+    let stage = Stage::new()?;
+    let machine = stage.machine(1)?;
+    let profile = stage.profile("alice")?;
+    let text = std::fs::read_to_string(&profile)?;
+    let is_place = |line: &&str| !line.starts_with("remote ");
+    let text: Vec<&str> = text.lines().filter(is_place).collect();
+    std::fs::write(&profile, text.join("\n") + "\nremote 198.51.1.1 1194 udp\nreneg-sec 5\n")?;
+    let (weft, profile) =
+        (stage.host().binary().display().to_string(), profile.display().to_string());
+    let words = [&weft, "openvpn", "connect", &profile, "--engine", "kernel", "--json"];
+    let mut process = machine.netns.spawn(&words)?;
+    let line = process.line_with(r#""event":"connected""#, LIMIT)?;
+    let shown: Value = serde_json::from_str(&line)?;
+    ensure!(shown["engine"] == "kernel", "{shown}");
+    let own = shown["addresses"][0].as_str().and_then(|net| net.split('/').next());
+    let own: Ipv4Addr = own.context("no address")?.parse()?;
+    stage.carries(&machine, own)?;
+    let to = stage.container.ipv4()?.to_string();
+    let words = ["ping", "-n", "-q", "-i", "0.05", "-c", "300", &to];
+    let pings = machine.netns.exec(&words)?.success()?;
+    ensure!(pings.stdout.contains(" 0% packet loss"), "{}", pings.stdout);
+    process.line_with(r#""event":"renewed""#, LIMIT)?;
+    ensure!(process.terminate(LIMIT)?.success(), "a signal is no failure");
+    stage.wait_clients(0)?;
+    let devices = machine.netns.exec(&["ip", "-o", "link"])?.success()?.stdout;
+    ensure!(!devices.contains("weft-vpn"), "{devices}");
+    Ok(())
+}
