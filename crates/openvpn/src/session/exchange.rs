@@ -8,6 +8,7 @@ use zeroize::Zeroizing;
 use super::event::{Acceptance, AuthRequest, DataKeys, EndReason, Event, SessionError};
 use super::key::{Sources, Stage};
 use super::options::ClientOptions;
+use super::renewal::SETTLING_MIN;
 use super::{Role, Session};
 use crate::data::PeerNumber;
 use crate::device::{KEY_BLOCK_BYTES, KeyBlock, Side};
@@ -301,9 +302,12 @@ impl Session {
             block,
         };
         let began = self.current.began;
+        // The peer may renew more often than this end does, and forgets the key before last with each.
+        let age = self.previous.as_ref().map(|old| began.saturating_duration_since(old.began));
+        let half = age.map_or(Duration::MAX, |age| (age / 2).max(SETTLING_MIN));
         self.slots.install(
             keys,
-            began + timing.settling(),
+            began + timing.settling().min(half),
             began + timing.transition_window,
             &mut self.events,
         );

@@ -11,6 +11,9 @@ use crate::opcode::{KeyId, Opcode};
 /// again, so that an eager peer only waits.
 pub const SOFT_RESET_INTERVAL_S: u64 = 1;
 
+/// The shortest time until a new key seals, where an older one can: until then the peer may not have it.
+pub(super) const SETTLING_MIN: Duration = Duration::from_secs(2);
+
 /// The last renewal failed: the session lives by the key before it.
 pub(super) struct Failing {
     /// When that key ends, and the session with it, unless another renewal succeeds.
@@ -43,7 +46,8 @@ impl Session {
         id
     }
 
-    /// Begins the next key by a soft reset; the current one becomes the previous one.
+    /// Begins the next key by a soft reset; the current one becomes the previous one. It seals from now on: the peer
+    /// has it, and forgets the one before it by now.
     pub(super) fn begin_key(&mut self, now: Instant, id: KeyId) -> Result<(), SessionError> {
         let timing = self.role.timing();
         let begin = Begin {
@@ -60,6 +64,7 @@ impl Session {
         // Another attempt does not make the old key live longer.
         old.deadline = self.failing.as_ref().map_or(end, |failing| end.min(failing.until));
         self.previous = Some(old);
+        self.slots.settle(&mut self.events);
         self.renegotiates_at = None;
         Ok(())
     }

@@ -36,20 +36,23 @@ impl Slots {
             events.push_back(Event::InstallKey(Slot::Primary, keys));
             return;
         }
-        // Two keys that have not settled: the older of them is as good as settled.
-        if self.swaps_at.take().is_some() {
-            events.push_back(Event::SwapKeys);
-        }
         events.push_back(Event::InstallKey(Slot::Secondary, keys));
         self.swaps_at = Some(settles_at);
         self.old_ends_at = Some(old_ends_at);
         self.removes_at = None;
     }
 
-    pub(super) fn handle_timeout(&mut self, now: Instant, events: &mut VecDeque<Event>) {
-        if self.swaps_at.take_if(|at| *at <= now).is_some() {
+    /// The key in the secondary slot seals from now on, if it has not settled yet.
+    pub(super) fn settle(&mut self, events: &mut VecDeque<Event>) {
+        if self.swaps_at.take().is_some() {
             events.push_back(Event::SwapKeys);
             self.removes_at = self.old_ends_at.take();
+        }
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+        if self.swaps_at.is_some_and(|at| at <= now) {
+            self.settle(events);
         }
         if self.removes_at.take_if(|at| *at <= now).is_some() {
             events.push_back(Event::RemoveSecondaryKey);

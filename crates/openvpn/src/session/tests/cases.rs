@@ -166,6 +166,26 @@ fn either_end_renews_keys_and_their_ids_go_round() {
 }
 
 #[test]
+fn a_peer_that_renews_often_gets_nothing_sealed_by_a_key_that_it_has_forgotten() {
+    let mut net = Net::new(Setup::default());
+    net.run_until_connected();
+    for id in 1..=6_u8 {
+        net.run(MINUTE / 12, |_| false);
+        // OpenVPN keeps one key before the current one; it forgets that with the reset.
+        let sealing = net.server_said.primary.as_ref().unwrap().key_id.get();
+        assert_eq!(sealing, id - 1, "half of the time between two keys has settled it");
+        let now = net.now;
+        net.client.renegotiate(now).unwrap();
+        assert!(net.run(MINUTE, |net| net.agree_on(id)), "key {id}");
+    }
+    // At once, too, the next key begins.
+    let now = net.now;
+    net.client.renegotiate(now).unwrap();
+    assert!(net.run(MINUTE, |net| net.agree_on(7)));
+    assert_eq!(net.server_said.primary.as_ref().unwrap().key_id.get(), 6);
+}
+
+#[test]
 fn both_ends_may_begin_a_new_key_at_once() {
     let mut net = Net::new(crypt());
     net.run_until_connected();
