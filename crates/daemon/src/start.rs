@@ -538,7 +538,7 @@ fn offloads(engine: &Engine) -> BTreeMap<String, bool> {
 }
 
 fn lock(dir: &Path) -> Result<Lock, StartError> {
-    Lock::take(dir)?.ok_or_else(|| StartError::AlreadyRunning(dir.into()))
+    Lock::take_soon(dir)?.ok_or_else(|| StartError::AlreadyRunning(dir.into()))
 }
 
 fn kernel_config(

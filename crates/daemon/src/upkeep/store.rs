@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
@@ -22,6 +22,11 @@ use crate::services::supervisor::Pulse;
 pub(crate) const IDENTITY_FILE: &str = "identity.pem";
 /// Ranges, members and addresses given out, as the mesh wants them kept.
 pub(crate) const MESH_FILE: &str = "mesh.json";
+
+/// How long a daemon that starts waits for its directories' locks.
+const LOCK_LIMIT: Duration = Duration::from_secs(1);
+/// How often it tries.
+const LOCK_POLL: Duration = Duration::from_millis(20);
 
 /// The state directory of one daemon.
 #[derive(Clone)]
@@ -338,6 +343,18 @@ impl Lock {
         }
     }
 
+    /// As [`Self::take`], once others have let go of it, within a moment: a program that a killed daemon was about to
+    /// start, and a command that looks whether a daemon runs.
+    pub(crate) fn take_soon(dir: &Path) -> Result<Option<Self>, StoreError> {
+        let until = Instant::now() + LOCK_LIMIT;
+        loop {
+            match Self::take(dir)? {
+                None if Instant::now() < until => std::thread::sleep(LOCK_POLL),
+                taken => return Ok(taken),
+            }
+        }
+    }
+
     /// Holds the lock until the process ends. A write that waits for the disk may outlast everything else of a
     /// daemon. The kernel releases the lock only after the last thread, so no such write follows one of the
     /// successor.
@@ -461,5 +478,19 @@ mod tests {
         assert!(Lock::take(dir.path()).unwrap().is_none());
         drop(first);
         assert!(Lock::take(dir.path()).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_lock_that_is_let_go_in_a_moment_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Lock::take(dir.path()).unwrap().unwrap();
+        let letting_go = std::thread::spawn(move || {
+            std::thread::sleep(LOCK_POLL * 5);
+            drop(first);
+        });
+        let second = Lock::take_soon(dir.path()).unwrap();
+        assert!(second.is_some());
+        letting_go.join().unwrap();
+        assert!(Lock::take_soon(dir.path()).unwrap().is_none(), "it ends");
     }
 }
