@@ -323,7 +323,7 @@ impl End {
 
     fn send(&mut self, now: Instant) {
         while let Some(transmit) = self.session.poll_transmit(now) {
-            // What is lost is sent again.
+            // The session sends lost packets again.
             let _ = self.socket.send(&transmit.bytes);
         }
     }

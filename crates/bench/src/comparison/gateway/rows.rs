@@ -27,7 +27,7 @@ pub struct Figure {
 pub struct GatewayRow {
     /// Its name.
     pub name: String,
-    /// What it is, for people.
+    /// The label for readers.
     pub what: String,
     /// Its unit.
     pub unit: String,
@@ -166,7 +166,7 @@ impl Aim {
     }
 }
 
-/// The table in Markdown. What was missed is bold.
+/// The table in Markdown. Missed bars are bold.
 #[must_use]
 pub fn table(rows: &[GatewayRow]) -> String {
     let mut text = "| figure | unit | OpenVPN | Weft | Weft / OpenVPN | aim |\n\

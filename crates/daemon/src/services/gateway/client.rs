@@ -65,7 +65,7 @@ pub(super) struct Known {
     pub(super) last_handshake: SystemTime,
 }
 
-/// What a client has shown that is being judged.
+/// A login that is being judged: a client's certificate, and its user.
 pub(super) struct Asking {
     pub(super) certificate: Option<Holder>,
     pub(super) cipher: &'static str,
@@ -87,7 +87,7 @@ pub(super) struct Client {
     pub(super) connection: Option<streams::Number>,
     pub(super) address: SocketAddr,
     pub(super) stage: Stage,
-    /// What it has shown last, while that is being judged.
+    /// The login that is being judged now.
     pub(super) asking: Option<Box<Asking>>,
     /// When its session is to be looked at.
     pub(super) timer: Option<Instant>,
