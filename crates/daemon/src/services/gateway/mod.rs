@@ -5,9 +5,12 @@
 //! all hosts reach clients as they reach the host itself.
 
 mod authority;
+mod begin;
+mod certificates;
 mod client;
 mod device;
 mod import;
+mod keep;
 mod login;
 mod named;
 mod peers;
@@ -18,89 +21,40 @@ mod serving;
 mod sockets;
 mod streams;
 mod users;
+mod wanted;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
-use weft_api::{
-    ApiError, Attachment, ClientProfile, ErrorKind, ExposeRequest, Listen, LoginSettings, Revoked,
-    ServeEngine, ServeRequest, VpnClient,
-};
-use weft_crypto::DataCipher;
-use weft_engine::dco::Event;
+use weft_api::{ApiError, ErrorKind, ServeRequest, VpnClient};
 use weft_kernel::{CLIENTS_DEVICE, ClientRules, ClientWays, ClientsSpec, Kernel, KernelError};
-use weft_openvpn::gate::{Gate, GateConfig};
-use weft_openvpn::key_method::LinkOptions;
-use weft_openvpn::messages::Message;
-use weft_openvpn::negotiation::ServerPolicy;
-use weft_openvpn::session::{ServerOptions, Timing};
 
-use self::authority::{Authority, AuthorityError, Holder};
-use self::device::{DataChannel, MTU};
+use self::authority::Authority;
+use self::certificates::{AUTHORITY_FILE, no_authority, refusal};
 use self::import::Import;
+pub(crate) use self::keep::keep;
 use self::login::Logins;
 use self::named::Named;
 pub(crate) use self::named::keep_names;
+use self::peers::REPLICA_FILE;
 pub(crate) use self::peers::{Peers, keep as keep_peers};
-use self::peers::{REPLICA_FILE, ToHome};
 use self::places::Remote;
-use self::push::Inside;
-use self::serving::{Begun, Command, Inputs, Serving, Whom};
-use self::sockets::Sockets;
-use self::streams::Streams;
+use self::serving::Command;
+use self::wanted::{FILE, PING_MAX_S, PING_RESTART_S, PING_S, Wanted};
 use super::attach::{Attachments, CLIENT_OWNER};
 use super::names::announced::Announcer;
 use super::networks::Networks;
-use super::supervisor::Pulse;
-use crate::core::control::Request;
 use crate::core::turns::Turns;
-use crate::devices::{NETWORK, exposed_on};
+use crate::devices::NETWORK;
 use crate::upkeep::store::{Store, StoreError};
 
-/// The file of what `weft openvpn serve` asked for.
-const FILE: &str = "openvpn.json";
-/// The file of the authority. It holds its private key.
-const AUTHORITY_FILE: &str = "openvpn-authority.json";
-/// Addresses to listen on, and places in profiles.
-const LISTEN_MAX: usize = 16;
-/// The longest ping interval, in seconds.
-const PING_MAX_S: u32 = 3_600;
-/// The defaults of OpenVPN's manual: `keepalive 10 60`.
-const PING_S: u32 = 10;
-const PING_RESTART_S: u32 = 60;
 /// How long a request waits until the gateway serves, or has ended.
 const BEGIN_LIMIT: Duration = Duration::from_secs(20);
 /// How long a daemon that ends waits for that.
 const END_LIMIT: Duration = Duration::from_secs(2);
-/// The pause before the gateway is tried again after a failure.
-const RETRY: Duration = Duration::from_secs(5);
-/// Requests that wait for the task.
-const COMMANDS_MAX: usize = 64;
-
-/// What `weft openvpn serve` asked for.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Wanted {
-    listen: Vec<Listen>,
-    network: String,
-    remotes: Vec<String>,
-    ping_s: u32,
-    ping_restart_s: u32,
-    /// What moves clients' packets. Files of earlier versions do not say.
-    #[serde(default)]
-    engine: ServeEngine,
-    #[serde(default)]
-    login: LoginSettings,
-    /// Options that all clients are pushed.
-    #[serde(default)]
-    pushes: Vec<String>,
-    /// The configuration of an OpenVPN server that is served by.
-    #[serde(default)]
-    import: Option<u64>,
-}
 
 /// What the gateway does now.
 #[derive(Clone, Default)]
@@ -203,85 +157,6 @@ impl Gateway {
         })
     }
 
-    /// `weft ca init`: makes the authority, or shows the one that there is.
-    pub(crate) async fn init_authority(self: Arc<Self>) -> Result<weft_api::Authority, ApiError> {
-        let _one = self.changing.lock().await;
-        if let Some(import) = self.imported()? {
-            return import.shown().map_err(|why| ApiError::new(ErrorKind::Conflict, why));
-        }
-        if let Some(known) = self.authority_now() {
-            let home = self.shown_home().filter(|home| !home.is_here).map(|home| home.name);
-            return Ok(weft_api::Authority { home, ..known.shown().map_err(refusal)? });
-        }
-        let nickname = self.nickname.clone();
-        self.change_authority(move |_| {
-            let new = Authority::new(&nickname).map_err(refusal)?;
-            let shown = new.shown().map_err(refusal)?;
-            Ok((new, shown))
-        })
-        .await
-    }
-
-    /// `weft openvpn client`: issues a certificate, at the authority's home.
-    pub(crate) async fn issue(self: Arc<Self>, name: String) -> Result<ClientProfile, ApiError> {
-        if self.is_replica() {
-            return self.peers.ask_home(ToHome::Issue { name }).await;
-        }
-        let _one = self.changing.lock().await;
-        let import = self.imported()?;
-        let remotes = match import {
-            // Other gateways serve by another authority.
-            Some(_) => self.own_remotes().await?,
-            None => self.places(&name).await?,
-        };
-        let asks = profile::Asks {
-            password: self.login_settings().auth.has_password(),
-            code: self.logins.has_codes(&name),
-        };
-        if let Some(import) = import {
-            return self.issue_imported(import, name, remotes, asks.password).await;
-        }
-        self.change_authority(move |known| {
-            let mut after = known.ok_or_else(no_authority)?;
-            let credentials = after.issue(&name).map_err(refusal)?;
-            let profile = profile::profile(&name, &credentials, &remotes, asks);
-            let profile = profile.map_err(|error| ApiError::new(ErrorKind::Conflict, error))?;
-            let profile = ClientProfile {
-                name,
-                serial: credentials.serial,
-                not_after: credentials.not_after,
-                profile: profile.to_string(),
-            };
-            Ok((after, profile))
-        })
-        .await
-    }
-
-    /// `weft openvpn revoke`: revokes all certificates of a client, ends its session and frees its addresses.
-    pub(crate) async fn revoke(self: Arc<Self>, name: String) -> Result<Revoked, ApiError> {
-        if self.is_replica() {
-            return self.peers.ask_home(ToHome::Revoke { name }).await;
-        }
-        let _one = self.changing.lock().await;
-        let serials = match self.imported()? {
-            Some(import) => self.revoke_imported(&import, &name).await?,
-            None => {
-                let of = name.clone();
-                let revoke = move |known: Option<Authority>| {
-                    let mut after = known.ok_or_else(no_authority)?;
-                    let serials = after.revoke(&of).map_err(refusal)?;
-                    Ok((after, serials))
-                };
-                self.change_authority(revoke).await?
-            }
-        };
-        let (whom, farewell) =
-            (Whom::Certificate(name.clone()), Message::Halt("certificate revoked".into()));
-        let ended = self.ask(|reply| Command::End { whom, farewell, reply }).await;
-        self.free_addresses(&name).await;
-        Ok(Revoked { name, serials, was_connected: ended.unwrap_or_default() })
-    }
-
     /// `weft openvpn serve`: serves, or serves otherwise than before; entirely or not at all.
     pub(crate) async fn serve(
         self: Arc<Self>,
@@ -356,14 +231,6 @@ impl Gateway {
         }
     }
 
-    /// A client of this name comes no more: others may have its addresses.
-    async fn free_addresses(&self, name: &str) {
-        for network in self.networks_served() {
-            let owner = owner_of(&network, name);
-            self.attachments.tell(Request::Release { owner }).await;
-        }
-    }
-
     /// Asks the task that serves; `None`: none does.
     async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Option<T> {
         let commands = match &*self.state.borrow() {
@@ -398,33 +265,6 @@ impl Gateway {
         self.kernel.ensure_clients(spec).await
     }
 
-    /// Whether a certificate is revoked.
-    fn is_revoked(&self, holder: &Holder) -> bool {
-        if let Some(import) = self.imported_now() {
-            return import.is_revoked(holder);
-        }
-        let authority = self.authority.lock().unwrap_or_else(PoisonError::into_inner);
-        authority.as_ref().is_none_or(|authority| authority.is_revoked(&holder.serial))
-    }
-
-    fn authority_now(&self) -> Option<Authority> {
-        self.authority.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Whether another host is the home of the authority that this one has.
-    fn is_replica(&self) -> bool {
-        self.authority_now().is_some_and(|authority| !authority.is_home())
-    }
-
-    fn wanted_now(&self) -> Option<Wanted> {
-        self.wanted.borrow().clone()
-    }
-
-    /// How clients show who they are now.
-    fn login_settings(&self) -> LoginSettings {
-        self.wanted_now().map(|wanted| wanted.login).unwrap_or_default()
-    }
-
     /// Networks on which clients may have addresses of this host's.
     fn networks_served(&self) -> Vec<String> {
         let held = self.networks.held();
@@ -446,91 +286,6 @@ impl Gateway {
         Ok(places::remotes(&[host], listen))
     }
 
-    /// Changes the authority on a thread that the disk may hold up. It is saved before it counts.
-    async fn change_authority<T: Send + 'static>(
-        self: &Arc<Self>,
-        change: impl FnOnce(Option<Authority>) -> Result<(Authority, T), ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let gateway = Arc::clone(self);
-        let changed = tokio::task::spawn_blocking(move || {
-            let (after, told) = change(gateway.authority_now())?;
-            let saved = gateway.store.save(AUTHORITY_FILE, &after);
-            saved.map_err(|error| ApiError::new(ErrorKind::Unavailable, error))?;
-            *gateway.authority.lock().unwrap_or_else(PoisonError::into_inner) = Some(after);
-            gateway.authority_changed();
-            Ok(told)
-        });
-        changed.await.map_err(|error| ApiError::new(ErrorKind::Internal, error))?
-    }
-
-    /// Saves what is wanted, and has the service do it.
-    async fn set_wanted(&self, wanted: Option<Wanted>) -> Result<(), ApiError> {
-        let (store, saved) = (self.store.clone(), wanted.clone());
-        let saved = tokio::task::spawn_blocking(move || store.save(FILE, &saved)).await;
-        let saved = saved.map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
-        saved.map_err(|error| ApiError::new(ErrorKind::Unavailable, error))?;
-        self.wanted.send_replace(wanted);
-        Ok(())
-    }
-
-    /// The wish of a request, once it is found to be possible.
-    async fn checked(&self, request: ServeRequest) -> Result<Wanted, ApiError> {
-        let bad = |text: String| Err(ApiError::new(ErrorKind::BadRequest, text));
-        let import = self.imported()?;
-        let request = import.as_ref().map_or(request.clone(), |import| import.fill(request));
-        let ServeRequest {
-            listen,
-            network,
-            remotes,
-            ping_s,
-            ping_restart_s,
-            engine,
-            login,
-            pushes,
-        } = request;
-        if listen.len() > LISTEN_MAX || remotes.len() > LISTEN_MAX {
-            return bad(format!("at most {LISTEN_MAX} addresses to listen on, and as many places"));
-        }
-        if let Some(place) = remotes.iter().find(|place| !places::is_place(place)) {
-            return bad(format!(
-                "{place:?} is no place for profiles: give HOST or HOST:PORT, with udp: or tcp: before it"
-            ));
-        }
-        if let Err(text) = push::check(&pushes) {
-            return bad(text);
-        }
-        let (ping_s, restart_s) =
-            (ping_s.unwrap_or(PING_S), ping_restart_s.unwrap_or(PING_RESTART_S));
-        if ping_s == 0 || restart_s <= ping_s || restart_s > PING_MAX_S {
-            return bad(format!(
-                "ping {ping_s} and ping-restart {restart_s} do not fit: 0 < ping < ping-restart <= {PING_MAX_S} seconds"
-            ));
-        }
-        if let Some(fault) = login::fault(&login) {
-            return bad(fault);
-        }
-        let network = self.networks.join(network.as_deref()).await?.name;
-        if import.is_some() && !login.auth.has_certificate() {
-            return bad(
-                "clients of a configuration that was taken over show certificates: --auth both"
-                    .into(),
-            );
-        }
-        let import = import.map(|import| import.id());
-        let ping_restart_s = restart_s;
-        Ok(Wanted {
-            listen,
-            network,
-            remotes,
-            ping_s,
-            ping_restart_s,
-            engine,
-            login,
-            pushes,
-            import,
-        })
-    }
-
     /// Waits until the service serves so, or says why it cannot.
     async fn begun(&self, wanted: &Wanted) -> Result<weft_api::Gateway, ApiError> {
         let mut state = self.state.subscribe();
@@ -550,171 +305,6 @@ impl Gateway {
             _ => Err(late("weft is stopping; launch it again")),
         }
     }
-
-    /// Makes all that is needed before the first packet.
-    async fn begin(&self, wanted: &Wanted) -> Result<(Begun, mpsc::Receiver<Event>), ApiError> {
-        let network = self.networks.join(Some(&wanted.network)).await?;
-        let import = self.imported()?;
-        let own = import.as_ref().and_then(|import| import.own(&network.name));
-        let request = ExposeRequest {
-            network: Some(network.name.clone()),
-            addresses: self.own_addresses(network.vni, own).await,
-            ..ExposeRequest::default()
-        };
-        let host: Attachment = self.attachments.expose(request).await?;
-        let conflict = |error: String| ApiError::new(ErrorKind::Conflict, error);
-        let (settings, logins) = (wanted.login.clone(), Arc::clone(&self.logins));
-        // The disk may be slow.
-        let prepared = tokio::task::spawn_blocking(move || logins.prepare(&settings)).await;
-        prepared.map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
-        let sockets = sockets::bind_all(&wanted.listen);
-        let Sockets { udp, listeners } = sockets.map_err(|error| conflict(error.to_string()))?;
-        let streams = Streams::new(listeners).map_err(|error| conflict(error.to_string()))?;
-        let opened = DataChannel::open(wanted, udp, &self.kernel).await;
-        let (channel, events) = opened.map_err(|error| conflict(error.to_string()))?;
-        if let Some(reason) = channel.reason() {
-            tracing::info!(reason, "the kernel does not move packets of OpenVPN clients");
-        }
-        let has_ipv6 = self.kernel.forwarding().is_ok_and(|forwarding| forwarding.ipv6);
-        let own = host.addresses.clone();
-        let ways = self.ways(&wanted.pushes, &own);
-        let inside = Inside {
-            own,
-            domain: self.domain.clone(),
-            ping_s: wanted.ping_s,
-            ping_restart_s: wanted.ping_restart_s,
-            pushes: wanted.pushes.clone(),
-        };
-        if inside.own(true).is_none() {
-            return Err(conflict("this host has no IPv4 address on the network".into()));
-        }
-        let (config, options) = match &import {
-            Some(import) => (import.gate(), import.options(&channel.ciphers()).map_err(conflict)?),
-            None => self.own_options(wanted, channel.ciphers())?,
-        };
-        let threads_max = std::thread::available_parallelism().map_or(1, usize::from);
-        let begun = Begun {
-            streams,
-            channel: Arc::new(channel),
-            gate: Gate::new(Instant::now(), config, &rand::random()),
-            options,
-            exposed: exposed_on(network.vni),
-            network,
-            login: wanted.login.clone(),
-            has_ipv6: has_ipv6 && inside.own(false).is_some(),
-            inside,
-            ways,
-            threads_max,
-        };
-        Ok((begun, events))
-    }
-
-    /// How the gateway serves by this host's own authority.
-    fn own_options(
-        &self,
-        wanted: &Wanted,
-        ciphers: Vec<DataCipher>,
-    ) -> Result<(GateConfig, ServerOptions), ApiError> {
-        let authority = self.authority_now().ok_or_else(no_authority)?;
-        let client_keys = Some(Arc::new(authority.wrapping_key().map_err(refusal)?));
-        let tls = authority.tls(wanted.login.auth.has_certificate()).map_err(refusal)?;
-        let config = GateConfig { wrap: None, client_keys, ..GateConfig::default() };
-        let options = ServerOptions {
-            tls,
-            timing: Timing::default(),
-            policy: ServerPolicy {
-                ciphers,
-                fallback: None,
-                has_epochs: false,
-                has_dynamic_tls_crypt: true,
-            },
-            has_exporter: true,
-            link: LinkOptions {
-                tun_mtu: MTU,
-                is_tcp: false,
-                cipher: None,
-                auth_digest: "SHA1".into(),
-                has_tls_auth: false,
-                key_direction: None,
-            },
-        };
-        Ok((config, options))
-    }
-}
-
-/// Serves while that is wanted, for as long as it is polled.
-pub(crate) async fn keep(gateway: Arc<Gateway>, pulse: Pulse) {
-    let mut wanted = gateway.wanted.subscribe();
-    let mut last = None;
-    pulse.wait(gateway.attachments.wait_restored()).await;
-    loop {
-        let now = wanted.borrow_and_update().clone();
-        tidy(&gateway, last.take()).await;
-        let Some(now) = now else {
-            gateway.state.send_replace(State::Off);
-            if pulse.wait(wanted.changed()).await.is_err() {
-                return pulse.wait(std::future::pending()).await;
-            }
-            continue;
-        };
-        let ended = serve_once(&gateway, &now, &mut wanted, &pulse).await;
-        last = Some(now.network.clone());
-        if let Err(error) = ended {
-            tracing::warn!(reason = error.error, "the OpenVPN gateway does not serve");
-            let reason = Some(error.error);
-            gateway.state.send_replace(State::Waiting { wanted: now, reason });
-            let _ = pulse.wait(tokio::time::timeout(RETRY, wanted.changed())).await;
-        }
-    }
-}
-
-async fn serve_once(
-    gateway: &Arc<Gateway>,
-    now: &Wanted,
-    wanted: &mut watch::Receiver<Option<Wanted>>,
-    pulse: &Pulse,
-) -> Result<(), ApiError> {
-    gateway.state.send_replace(State::Waiting { wanted: now.clone(), reason: None });
-    let begin = tokio::time::timeout(BEGIN_LIMIT, gateway.begin(now));
-    let (begun, events) = pulse.wait(begin).await.map_err(|_| {
-        late("this host's interface on the network was not made in time; weft status says more")
-    })??;
-    let (sender, commands) = mpsc::channel(COMMANDS_MAX);
-    let shown = weft_api::Gateway {
-        state: "serving".into(),
-        listen: begun.listens(),
-        network: now.network.clone(),
-        addresses: begun.inside.own.clone(),
-        engine: begun.channel.engine().into(),
-        engine_reason: begun.channel.reason().cloned(),
-        auth: now.login.auth,
-        ..weft_api::Gateway::default()
-    };
-    let mut serving = Serving::new(Arc::clone(gateway), begun);
-    gateway.state.send_replace(State::Serving {
-        wanted: now.clone(),
-        shown: Box::new(shown),
-        commands: sender,
-    });
-    let run = serving.run(Inputs { events, commands, wanted }, pulse);
-    let ended = gateway.turns.watch(run).await;
-    serving.farewell();
-    ended.map_err(|error| ApiError::new(ErrorKind::Unavailable, error))
-}
-
-/// Ends what the gateway has set up on the host: on its interface on a network, or on that of network `weft`, where the
-/// last daemon may have left it. Weft's own device has gone with its owner; the kernel's is removed here.
-async fn tidy(gateway: &Gateway, network: Option<String>) {
-    gateway.unname_all();
-    device::remove_leftover(&gateway.kernel).await;
-    let network = network.unwrap_or_else(|| NETWORK.to_owned());
-    let Ok(network) = gateway.networks.join(Some(&network)).await else { return };
-    if let Err(error) = gateway.kernel.forget_clients(&exposed_on(network.vni)).await {
-        tracing::warn!(%error, "cannot remove what answered for OpenVPN clients");
-    }
-    if let Err(error) = gateway.rules.lock().await.remove().await {
-        tracing::debug!(%error, "no rules for OpenVPN clients to remove");
-    }
 }
 
 fn waiting(wanted: &Wanted, reason: Option<String>) -> weft_api::Gateway {
@@ -728,21 +318,6 @@ fn waiting(wanted: &Wanted, reason: Option<String>) -> weft_api::Gateway {
     }
 }
 
-fn no_authority() -> ApiError {
-    let text = "there is no certificate authority on this host, nor on a host that it is linked with: run weft ca init first, on one host of the mesh";
-    ApiError::new(ErrorKind::Conflict, text)
-}
-
 fn late(text: &str) -> ApiError {
     ApiError::new(ErrorKind::Unavailable, text)
-}
-
-fn refusal(error: AuthorityError) -> ApiError {
-    let kind = match &error {
-        AuthorityError::BadName(_) => ErrorKind::BadRequest,
-        AuthorityError::Unknown(_) => ErrorKind::NotFound,
-        AuthorityError::Full | AuthorityError::NotHere => ErrorKind::Conflict,
-        AuthorityError::Make(_) | AuthorityError::Damaged(_) => ErrorKind::Internal,
-    };
-    ApiError::new(kind, error)
 }

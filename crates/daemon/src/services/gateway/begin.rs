@@ -1,0 +1,117 @@
+//! All that is made before the first packet.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+use weft_api::{ApiError, Attachment, ErrorKind, ExposeRequest};
+use weft_crypto::DataCipher;
+use weft_engine::dco::Event;
+use weft_openvpn::gate::{Gate, GateConfig};
+use weft_openvpn::key_method::LinkOptions;
+use weft_openvpn::negotiation::ServerPolicy;
+use weft_openvpn::session::{ServerOptions, Timing};
+
+use super::certificates::{no_authority, refusal};
+use super::device::{DataChannel, MTU};
+use super::push::Inside;
+use super::serving::Begun;
+use super::sockets::{self, Sockets};
+use super::streams::Streams;
+use super::{Gateway, Wanted};
+use crate::devices::exposed_on;
+
+impl Gateway {
+    /// Makes all that is needed before the first packet.
+    pub(super) async fn begin(
+        &self,
+        wanted: &Wanted,
+    ) -> Result<(Begun, mpsc::Receiver<Event>), ApiError> {
+        let network = self.networks.join(Some(&wanted.network)).await?;
+        let import = self.imported()?;
+        let own = import.as_ref().and_then(|import| import.own(&network.name));
+        let request = ExposeRequest {
+            network: Some(network.name.clone()),
+            addresses: self.own_addresses(network.vni, own).await,
+            ..ExposeRequest::default()
+        };
+        let host: Attachment = self.attachments.expose(request).await?;
+        let conflict = |error: String| ApiError::new(ErrorKind::Conflict, error);
+        let (settings, logins) = (wanted.login.clone(), Arc::clone(&self.logins));
+        // The disk may be slow.
+        let prepared = tokio::task::spawn_blocking(move || logins.prepare(&settings)).await;
+        prepared.map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
+        let sockets = sockets::bind_all(&wanted.listen);
+        let Sockets { udp, listeners } = sockets.map_err(|error| conflict(error.to_string()))?;
+        let streams = Streams::new(listeners).map_err(|error| conflict(error.to_string()))?;
+        let opened = DataChannel::open(wanted, udp, &self.kernel).await;
+        let (channel, events) = opened.map_err(|error| conflict(error.to_string()))?;
+        if let Some(reason) = channel.reason() {
+            tracing::info!(reason, "the kernel does not move packets of OpenVPN clients");
+        }
+        let has_ipv6 = self.kernel.forwarding().is_ok_and(|forwarding| forwarding.ipv6);
+        let own = host.addresses.clone();
+        let ways = self.ways(&wanted.pushes, &own);
+        let inside = Inside {
+            own,
+            domain: self.domain.clone(),
+            ping_s: wanted.ping_s,
+            ping_restart_s: wanted.ping_restart_s,
+            pushes: wanted.pushes.clone(),
+        };
+        if inside.own(true).is_none() {
+            return Err(conflict("this host has no IPv4 address on the network".into()));
+        }
+        let (config, options) = match &import {
+            Some(import) => (import.gate(), import.options(&channel.ciphers()).map_err(conflict)?),
+            None => self.own_options(wanted, channel.ciphers())?,
+        };
+        let threads_max = std::thread::available_parallelism().map_or(1, usize::from);
+        let begun = Begun {
+            streams,
+            channel: Arc::new(channel),
+            gate: Gate::new(Instant::now(), config, &rand::random()),
+            options,
+            exposed: exposed_on(network.vni),
+            network,
+            login: wanted.login.clone(),
+            has_ipv6: has_ipv6 && inside.own(false).is_some(),
+            inside,
+            ways,
+            threads_max,
+        };
+        Ok((begun, events))
+    }
+
+    /// How the gateway serves by this host's own authority.
+    pub(super) fn own_options(
+        &self,
+        wanted: &Wanted,
+        ciphers: Vec<DataCipher>,
+    ) -> Result<(GateConfig, ServerOptions), ApiError> {
+        let authority = self.authority_now().ok_or_else(no_authority)?;
+        let client_keys = Some(Arc::new(authority.wrapping_key().map_err(refusal)?));
+        let tls = authority.tls(wanted.login.auth.has_certificate()).map_err(refusal)?;
+        let config = GateConfig { wrap: None, client_keys, ..GateConfig::default() };
+        let options = ServerOptions {
+            tls,
+            timing: Timing::default(),
+            policy: ServerPolicy {
+                ciphers,
+                fallback: None,
+                has_epochs: false,
+                has_dynamic_tls_crypt: true,
+            },
+            has_exporter: true,
+            link: LinkOptions {
+                tun_mtu: MTU,
+                is_tcp: false,
+                cipher: None,
+                auth_digest: "SHA1".into(),
+                has_tls_auth: false,
+                key_direction: None,
+            },
+        };
+        Ok((config, options))
+    }
+}

@@ -1,0 +1,92 @@
+//! The service: serves while that is wanted, and tidies up behind.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use weft_api::{ApiError, ErrorKind};
+
+use super::serving::{Inputs, Serving};
+use super::{BEGIN_LIMIT, Gateway, State, Wanted, device, late};
+use crate::devices::{NETWORK, exposed_on};
+use crate::services::supervisor::Pulse;
+
+/// The pause before the gateway is tried again after a failure.
+const RETRY: Duration = Duration::from_secs(5);
+/// Requests that wait for the task.
+const COMMANDS_MAX: usize = 64;
+
+/// Serves while that is wanted, for as long as it is polled.
+pub(crate) async fn keep(gateway: Arc<Gateway>, pulse: Pulse) {
+    let mut wanted = gateway.wanted.subscribe();
+    let mut last = None;
+    pulse.wait(gateway.attachments.wait_restored()).await;
+    loop {
+        let now = wanted.borrow_and_update().clone();
+        tidy(&gateway, last.take()).await;
+        let Some(now) = now else {
+            gateway.state.send_replace(State::Off);
+            if pulse.wait(wanted.changed()).await.is_err() {
+                return pulse.wait(std::future::pending()).await;
+            }
+            continue;
+        };
+        let ended = serve_once(&gateway, &now, &mut wanted, &pulse).await;
+        last = Some(now.network.clone());
+        if let Err(error) = ended {
+            tracing::warn!(reason = error.error, "the OpenVPN gateway does not serve");
+            let reason = Some(error.error);
+            gateway.state.send_replace(State::Waiting { wanted: now, reason });
+            let _ = pulse.wait(tokio::time::timeout(RETRY, wanted.changed())).await;
+        }
+    }
+}
+
+async fn serve_once(
+    gateway: &Arc<Gateway>,
+    now: &Wanted,
+    wanted: &mut watch::Receiver<Option<Wanted>>,
+    pulse: &Pulse,
+) -> Result<(), ApiError> {
+    gateway.state.send_replace(State::Waiting { wanted: now.clone(), reason: None });
+    let begin = tokio::time::timeout(BEGIN_LIMIT, gateway.begin(now));
+    let (begun, events) = pulse.wait(begin).await.map_err(|_| {
+        late("this host's interface on the network was not made in time; weft status says more")
+    })??;
+    let (sender, commands) = mpsc::channel(COMMANDS_MAX);
+    let shown = weft_api::Gateway {
+        state: "serving".into(),
+        listen: begun.listens(),
+        network: now.network.clone(),
+        addresses: begun.inside.own.clone(),
+        engine: begun.channel.engine().into(),
+        engine_reason: begun.channel.reason().cloned(),
+        auth: now.login.auth,
+        ..weft_api::Gateway::default()
+    };
+    let mut serving = Serving::new(Arc::clone(gateway), begun);
+    gateway.state.send_replace(State::Serving {
+        wanted: now.clone(),
+        shown: Box::new(shown),
+        commands: sender,
+    });
+    let run = serving.run(Inputs { events, commands, wanted }, pulse);
+    let ended = gateway.turns.watch(run).await;
+    serving.farewell();
+    ended.map_err(|error| ApiError::new(ErrorKind::Unavailable, error))
+}
+
+/// Ends what the gateway has set up on the host: on its interface on a network, or on that of network `weft`, where the
+/// last daemon may have left it. Weft's own device has gone with its owner; the kernel's is removed here.
+async fn tidy(gateway: &Gateway, network: Option<String>) {
+    gateway.unname_all();
+    device::remove_leftover(&gateway.kernel).await;
+    let network = network.unwrap_or_else(|| NETWORK.to_owned());
+    let Ok(network) = gateway.networks.join(Some(&network)).await else { return };
+    if let Err(error) = gateway.kernel.forget_clients(&exposed_on(network.vni)).await {
+        tracing::warn!(%error, "cannot remove what answered for OpenVPN clients");
+    }
+    if let Err(error) = gateway.rules.lock().await.remove().await {
+        tracing::debug!(%error, "no rules for OpenVPN clients to remove");
+    }
+}

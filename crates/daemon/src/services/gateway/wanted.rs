@@ -1,0 +1,116 @@
+//! What `weft openvpn serve` asks for: checked and kept.
+
+use serde::{Deserialize, Serialize};
+use weft_api::{ApiError, ErrorKind, Listen, LoginSettings, ServeEngine, ServeRequest};
+
+use super::{Gateway, login, places, push};
+
+/// The file of what `weft openvpn serve` asked for.
+pub(super) const FILE: &str = "openvpn.json";
+/// Addresses to listen on, and places in profiles.
+const LISTEN_MAX: usize = 16;
+/// The longest ping interval, in seconds.
+pub(super) const PING_MAX_S: u32 = 3_600;
+/// The defaults of OpenVPN's manual: `keepalive 10 60`.
+pub(super) const PING_S: u32 = 10;
+pub(super) const PING_RESTART_S: u32 = 60;
+
+/// What `weft openvpn serve` asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Wanted {
+    pub(super) listen: Vec<Listen>,
+    pub(super) network: String,
+    pub(super) remotes: Vec<String>,
+    pub(super) ping_s: u32,
+    pub(super) ping_restart_s: u32,
+    /// What moves clients' packets. Files of earlier versions do not say.
+    #[serde(default)]
+    pub(super) engine: ServeEngine,
+    #[serde(default)]
+    pub(super) login: LoginSettings,
+    /// Options that all clients are pushed.
+    #[serde(default)]
+    pub(super) pushes: Vec<String>,
+    /// The configuration of an OpenVPN server that is served by.
+    #[serde(default)]
+    pub(super) import: Option<u64>,
+}
+
+impl Gateway {
+    /// The wish of a request, once it is found to be possible.
+    pub(super) async fn checked(&self, request: ServeRequest) -> Result<Wanted, ApiError> {
+        let bad = |text: String| Err(ApiError::new(ErrorKind::BadRequest, text));
+        let import = self.imported()?;
+        let request = import.as_ref().map_or(request.clone(), |import| import.fill(request));
+        let ServeRequest {
+            listen,
+            network,
+            remotes,
+            ping_s,
+            ping_restart_s,
+            engine,
+            login,
+            pushes,
+        } = request;
+        if listen.len() > LISTEN_MAX || remotes.len() > LISTEN_MAX {
+            return bad(format!("at most {LISTEN_MAX} addresses to listen on, and as many places"));
+        }
+        if let Some(place) = remotes.iter().find(|place| !places::is_place(place)) {
+            return bad(format!(
+                "{place:?} is no place for profiles: give HOST or HOST:PORT, with udp: or tcp: before it"
+            ));
+        }
+        if let Err(text) = push::check(&pushes) {
+            return bad(text);
+        }
+        let (ping_s, restart_s) =
+            (ping_s.unwrap_or(PING_S), ping_restart_s.unwrap_or(PING_RESTART_S));
+        if ping_s == 0 || restart_s <= ping_s || restart_s > PING_MAX_S {
+            return bad(format!(
+                "ping {ping_s} and ping-restart {restart_s} do not fit: 0 < ping < ping-restart <= {PING_MAX_S} seconds"
+            ));
+        }
+        if let Some(fault) = login::fault(&login) {
+            return bad(fault);
+        }
+        let network = self.networks.join(network.as_deref()).await?.name;
+        if import.is_some() && !login.auth.has_certificate() {
+            return bad(
+                "clients of a configuration that was taken over show certificates: --auth both"
+                    .into(),
+            );
+        }
+        let import = import.map(|import| import.id());
+        let ping_restart_s = restart_s;
+        Ok(Wanted {
+            listen,
+            network,
+            remotes,
+            ping_s,
+            ping_restart_s,
+            engine,
+            login,
+            pushes,
+            import,
+        })
+    }
+
+    /// Saves what is wanted, and has the service do it.
+    pub(super) async fn set_wanted(&self, wanted: Option<Wanted>) -> Result<(), ApiError> {
+        let (store, saved) = (self.store.clone(), wanted.clone());
+        let saved = tokio::task::spawn_blocking(move || store.save(FILE, &saved)).await;
+        let saved = saved.map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
+        saved.map_err(|error| ApiError::new(ErrorKind::Unavailable, error))?;
+        self.wanted.send_replace(wanted);
+        Ok(())
+    }
+
+    pub(super) fn wanted_now(&self) -> Option<Wanted> {
+        self.wanted.borrow().clone()
+    }
+
+    /// How clients show who they are now.
+    pub(super) fn login_settings(&self) -> LoginSettings {
+        self.wanted_now().map(|wanted| wanted.login).unwrap_or_default()
+    }
+}
