@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::listen::{Listen, Protocol};
 use crate::login::{Auth, LoginSettings};
+use crate::tools::ToolSettings;
 
 /// The certificate authority of a gateway's clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,6 +84,8 @@ pub struct ServeRequest {
     pub login: LoginSettings,
     /// Options that all clients are pushed, such as `route 192.0.2.0 255.255.255.0`.
     pub pushes: Vec<String>,
+    /// What programs of other projects watch it by.
+    pub tools: ToolSettings,
 }
 
 /// What is to move the packets of OpenVPN clients.
@@ -118,6 +122,12 @@ pub struct Gateway {
     /// What clients show.
     #[serde(default)]
     pub auth: Auth,
+    /// The status file that it writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status_file: Option<PathBuf>,
+    /// Where its management interface listens: a path, or `ADDRESS:PORT`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub management: Option<String>,
     /// Clients that are connected.
     pub clients: usize,
     /// Sessions, with those of clients that have not shown who they are.

@@ -15,6 +15,7 @@ mod listen;
 mod login;
 mod networks;
 mod server;
+mod tools;
 mod types;
 
 pub use call::Call;
@@ -33,4 +34,5 @@ pub use login::{
 };
 pub use networks::{Network, NetworkCreateRequest, NetworkHost, NetworkRemoveRequest};
 pub use server::{ApiListener, Routes, is_answered, listen, reply, serve};
+pub use tools::{ManagementPlace, ToolSettings};
 pub use types::*;

@@ -64,6 +64,7 @@ impl Places {
         let keylog = crate::config::keylog();
         own.extend(crate::services::docker::prepare(settings));
         crate::services::attach::prepare(settings);
+        crate::services::gateway::prepare(&settings.runtime_dir);
         own.extend(keylog.iter().filter_map(|file| file.parent()).map(Path::to_owned));
         let notify = std::env::var_os("NOTIFY_SOCKET");
         Self {

@@ -56,7 +56,7 @@ fn clients_of_a_stock_server_go_on_with_their_profiles_and_addresses() -> anyhow
     ensure!(report["network"] == "openvpn" && report["range"] == "10.8.0.0/24", "{report:#}");
     for (text, verdict) in [
         ("server 10.8.0.0 255.255.255.0", "taken"),
-        ("status openvpn-status.log", "nothing"),
+        ("status openvpn-status.log", "taken"),
         ("tls-crypt ta.key", "taken"),
         ("crl-verify crl.pem", "taken"),
     ] {

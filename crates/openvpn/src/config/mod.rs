@@ -186,12 +186,15 @@ impl<'a> Args<'a> {
         if let Some(block) = &self.0.block {
             return Ok(block.clone());
         }
-        let path = self.text(0, "a file")?;
-        let content = files.read(path).map(Zeroizing::new);
-        content.map_err(|error| {
-            format!("{path} cannot be read ({error}): restore it, or correct the path")
-        })
+        read(self.text(0, "a file")?, files)
     }
+}
+
+/// The content of a file that a line names.
+fn read(path: &str, files: &mut dyn Files) -> Result<Zeroizing<String>, String> {
+    files.read(path).map(Zeroizing::new).map_err(|error| {
+        format!("{path} cannot be read ({error}): restore it, or correct the path")
+    })
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use super::lexer::Directive;
 use super::tls::{PeerUsage, TlsSettings, number_pair};
 use super::walk::{Apply, Kind, Walk};
-use super::{Args, Files, ImportLine, Outcome, Proto, TAKEN, Verdict, nothing};
-use crate::messages::{PUSH_OPTION_BYTES_MAX, PUSH_OPTIONS_MAX, PushOption, Topology};
+use super::{Args, Files, ImportLine, Outcome, Proto, TAKEN, Verdict, nothing, read};
+use crate::messages::{PUSH_OPTION_BYTES_MAX, PUSH_OPTIONS_MAX, PushOption, Secret, Topology};
 use crate::static_key::{AuthTokenKey, ServerKeyV2};
 
 /// OpenVPN's port.
@@ -84,8 +84,8 @@ pub struct Management {
     pub address: String,
     /// The port; `None`: a Unix socket.
     pub port: Option<u16>,
-    /// A file with its password.
-    pub password_file: Option<String>,
+    /// The content of the file with its password, which is the first line.
+    pub password: Option<Secret>,
 }
 
 /// What a server's configuration says.
@@ -251,7 +251,8 @@ impl Apply for ServerSettings {
         }
         let tried = self.sockets(args).or_else(|| self.addresses(args));
         let tried = tried.or_else(|| self.clients(args)).or_else(|| self.liveness(args));
-        let tried = tried.or_else(|| self.logins(args, files)).or_else(|| self.outside(args));
+        let tried =
+            tried.or_else(|| self.logins(args, files)).or_else(|| self.outside(args, files));
         // The table says that it is taken over, so one of these takes it.
         tried.unwrap_or_else(|| Err(format!("{} is not read here: remove it", directive.name)))
     }
@@ -659,7 +660,7 @@ impl ServerSettings {
         TAKEN
     }
 
-    fn outside(&mut self, args: Args<'_>) -> Option<Outcome> {
+    fn outside(&mut self, args: Args<'_>, files: &mut dyn Files) -> Option<Outcome> {
         Some(match args.0.name.as_str() {
             "status" => file(args, 60).map(|file| {
                 self.status = Some(file);
@@ -672,21 +673,23 @@ impl ServerSettings {
                 }
                 _ => Err(args.bad(0, "1, 2 or 3")),
             },
-            "management" => self.management(args),
+            "management" => self.management(args, files),
             "setenv" => nothing("it is for programs that OpenVPN runs"),
             _ => return None,
         })
     }
 
-    fn management(&mut self, args: Args<'_>) -> Outcome {
+    fn management(&mut self, args: Args<'_>, files: &mut dyn Files) -> Outcome {
         let expected = "an address and a port, or a path and unix";
         let address = args.text(0, expected)?.to_owned();
         let port = match args.text(1, expected)? {
             "unix" => None,
             _ => Some(args.get(1, expected)?),
         };
-        let password_file = args.optional(2, "a file")?;
-        self.management = Some(Management { address, port, password_file });
+        let path: Option<String> = args.optional(2, "a file")?;
+        let password = path.map(|path| read(&path, files)).transpose()?;
+        let password = password.map(|content| Secret::new(content.as_str()));
+        self.management = Some(Management { address, port, password });
         TAKEN
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use weft_api::{Auth, ClientName, Listen};
+use weft_api::{Auth, ClientName, Listen, ManagementPlace};
 use weft_daemon::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, WORKERS_MAX};
 
 use crate::dco::DcoCommand;
@@ -354,6 +354,21 @@ pub struct OpenvpnServeArgs {
     /// Option that all clients are pushed, such as 'route 192.0.2.0 255.255.255.0'; may be repeated
     #[arg(long, value_name = "OPTION")]
     pub push: Vec<String>,
+    /// Status file as OpenVPN's, by its name in the directory openvpn of Weft's runtime directory
+    #[arg(long, value_name = "NAME")]
+    pub status: Option<PathBuf>,
+    /// Seconds between two writings of the status file (default: 60)
+    #[arg(long, value_name = "SECONDS", requires = "status")]
+    pub status_interval: Option<u32>,
+    /// Format of a status: 1, 2 or 3 (default: 1)
+    #[arg(long, value_name = "FORMAT")]
+    pub status_version: Option<u8>,
+    /// Management interface as OpenVPN's: the name of a socket in the same directory, or ADDRESS:PORT of the loopback
+    #[arg(long, value_name = "PLACE")]
+    pub management: Option<ManagementPlace>,
+    /// File whose first line is the password of the management interface; a port needs one
+    #[arg(long, value_name = "FILE", requires = "management")]
+    pub management_password: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -1,11 +1,14 @@
 //! The service: serves while that is wanted, and tidies up behind.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
 use weft_api::{ApiError, ErrorKind};
 
+use super::journal::Weight;
 use super::serving::{Inputs, Serving};
 use super::{BEGIN_LIMIT, Gateway, State, Wanted, device, late};
 use crate::devices::{NETWORK, exposed_on};
@@ -33,11 +36,25 @@ pub(crate) async fn keep(gateway: Arc<Gateway>, pulse: Pulse) {
         };
         let ended = serve_once(&gateway, &now, &mut wanted, &pulse).await;
         last = Some(now.network.clone());
+        gateway.note_end(ended.as_ref().err());
         if let Err(error) = ended {
             tracing::warn!(reason = error.error, "the OpenVPN gateway does not serve");
             let reason = Some(error.error);
             gateway.state.send_replace(State::Waiting { wanted: now, reason });
             let _ = pulse.wait(tokio::time::timeout(RETRY, wanted.changed())).await;
+        }
+    }
+}
+
+impl Gateway {
+    /// Tells those who watch that the gateway serves no more, or not for now.
+    fn note_end(&self, error: Option<&ApiError>) {
+        match error {
+            Some(error) => {
+                self.journal.line(Weight::Fault, &format!("the gateway ends: {}", error.error));
+                self.journal.state("RECONNECTING", &error.error, &[]);
+            }
+            None => self.journal.state("EXITING", "", &[]),
         }
     }
 }
@@ -49,10 +66,15 @@ async fn serve_once(
     pulse: &Pulse,
 ) -> Result<(), ApiError> {
     gateway.state.send_replace(State::Waiting { wanted: now.clone(), reason: None });
+    gateway.journal.state("CONNECTING", "", &[]);
     let begin = tokio::time::timeout(BEGIN_LIMIT, gateway.begin(now));
     let (begun, events) = pulse.wait(begin).await.map_err(|_| {
         late("this host's interface on the network was not made in time; weft status says more")
     })??;
+    let tools = gateway.open_tools(&now.tools).await?;
+    let (status_file, management) = gateway.shown_tools(&now.tools);
+    let own = begun.inside.own.iter().map(IpNet::addr);
+    let own: Vec<IpAddr> = own.filter(|it| begun.has_ipv6 || it.is_ipv4()).collect();
     let (sender, commands) = mpsc::channel(COMMANDS_MAX);
     let shown = weft_api::Gateway {
         state: "serving".into(),
@@ -62,6 +84,8 @@ async fn serve_once(
         engine: begun.channel.engine().into(),
         engine_reason: begun.channel.reason().cloned(),
         auth: now.login.auth,
+        status_file,
+        management,
         ..weft_api::Gateway::default()
     };
     let mut serving = Serving::new(Arc::clone(gateway), begun);
@@ -70,6 +94,8 @@ async fn serve_once(
         shown: Box::new(shown),
         commands: sender,
     });
+    gateway.journal.state("CONNECTED", "SUCCESS", &own);
+    let _tools = tools.start(gateway);
     let run = serving.run(Inputs { events, commands, wanted }, pulse);
     let ended = gateway.turns.watch(run).await;
     serving.farewell();

@@ -10,20 +10,25 @@ mod certificates;
 mod client;
 mod device;
 mod import;
+mod journal;
 mod keep;
 mod login;
+mod management;
 mod named;
 mod peers;
 mod places;
 mod profile;
 mod push;
+mod roster;
 mod serving;
 mod sockets;
+mod status_file;
 mod streams;
+mod tools;
 mod users;
 mod wanted;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -35,6 +40,7 @@ use weft_kernel::{CLIENTS_DEVICE, ClientRules, ClientWays, ClientsSpec, Kernel, 
 use self::authority::Authority;
 use self::certificates::{AUTHORITY_FILE, no_authority, refusal};
 use self::import::Import;
+use self::journal::Journal;
 pub(crate) use self::keep::keep;
 use self::login::Logins;
 use self::named::Named;
@@ -43,6 +49,7 @@ use self::peers::REPLICA_FILE;
 pub(crate) use self::peers::{Peers, keep as keep_peers};
 use self::places::Remote;
 use self::serving::Command;
+pub(crate) use self::tools::prepare;
 use self::wanted::{FILE, PING_MAX_S, PING_RESTART_S, PING_S, Wanted};
 use super::attach::{Attachments, CLIENT_OWNER};
 use super::names::announced::Announcer;
@@ -95,6 +102,10 @@ pub(crate) struct Gateway {
     peers: Peers,
     /// The configuration of an OpenVPN server, which comes before the authority.
     import: Mutex<Import>,
+    /// What programs that watch are told.
+    journal: Journal,
+    /// Where the gateway's files for other programs are.
+    folder: PathBuf,
     rules: tokio::sync::Mutex<ClientRules>,
     turns: Turns,
     /// Held during a change, which waits for the disk.
@@ -151,6 +162,8 @@ impl Gateway {
             logins: Arc::new(logins),
             peers,
             import: Mutex::new(import),
+            journal: Journal::default(),
+            folder: tools::folder(runtime_dir),
             rules: tokio::sync::Mutex::new(rules),
             turns: Turns::default(),
             changing: tokio::sync::Mutex::default(),

@@ -10,6 +10,7 @@ mod elsewhere;
 mod ends;
 mod events;
 mod login;
+mod roster;
 mod routes;
 mod sessions;
 mod streams;

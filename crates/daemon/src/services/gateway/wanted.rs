@@ -1,7 +1,9 @@
 //! What `weft openvpn serve` asks for: checked and kept.
 
 use serde::{Deserialize, Serialize};
-use weft_api::{ApiError, ErrorKind, Listen, LoginSettings, ServeEngine, ServeRequest};
+use weft_api::{
+    ApiError, ErrorKind, Listen, LoginSettings, ServeEngine, ServeRequest, ToolSettings,
+};
 
 use super::{Gateway, login, places, push};
 
@@ -31,6 +33,9 @@ pub(super) struct Wanted {
     /// Options that all clients are pushed.
     #[serde(default)]
     pub(super) pushes: Vec<String>,
+    /// What programs of other projects watch the gateway by.
+    #[serde(default)]
+    pub(super) tools: ToolSettings,
     /// The configuration of an OpenVPN server that is served by.
     #[serde(default)]
     pub(super) import: Option<u64>,
@@ -51,6 +56,7 @@ impl Gateway {
             engine,
             login,
             pushes,
+            tools,
         } = request;
         if listen.len() > LISTEN_MAX || remotes.len() > LISTEN_MAX {
             return bad(format!("at most {LISTEN_MAX} addresses to listen on, and as many places"));
@@ -73,6 +79,7 @@ impl Gateway {
         if let Some(fault) = login::fault(&login) {
             return bad(fault);
         }
+        let tools = self.checked_tools(tools)?;
         let network = self.networks.join(network.as_deref()).await?.name;
         if import.is_some() && !login.auth.has_certificate() {
             return bad(
@@ -91,6 +98,7 @@ impl Gateway {
             engine,
             login,
             pushes,
+            tools,
             import,
         })
     }

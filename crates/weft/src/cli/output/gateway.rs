@@ -18,8 +18,19 @@ pub(in crate::cli) fn authority(authority: &Authority) -> String {
 }
 
 pub(in crate::cli) fn gateway(gateway: &Gateway) -> String {
-    let Gateway { state, reason, listen, network, clients, engine, engine_reason, auth, .. } =
-        gateway;
+    let Gateway {
+        state,
+        reason,
+        listen,
+        network,
+        clients,
+        engine,
+        engine_reason,
+        auth,
+        status_file,
+        management,
+        ..
+    } = gateway;
     if state == "off" {
         return "no OpenVPN clients are served".into();
     }
@@ -41,6 +52,12 @@ pub(in crate::cli) fn gateway(gateway: &Gateway) -> String {
         Auth::Password => ", with passwords alone",
         Auth::Both => ", with certificates and passwords",
     });
+    if let Some(file) = status_file {
+        let _ = write!(text, ", status file {}", file.display());
+    }
+    if let Some(place) = management {
+        let _ = write!(text, ", management interface {place}");
+    }
     text
 }
 

@@ -6,7 +6,8 @@ use anyhow::bail;
 use weft_api::call;
 use weft_api::{
     Client, ClientProfile, ClientRequest, Gateway, LoginSettings, Password, Revoked, ServeRequest,
-    SharedProfile, SharedRequest, TotpRequest, UserChanged, UserName, UserRequest, VpnUser,
+    SharedProfile, SharedRequest, ToolSettings, TotpRequest, UserChanged, UserName, UserRequest,
+    VpnUser,
 };
 use zeroize::Zeroizing;
 
@@ -46,6 +47,14 @@ async fn serve(args: OpenvpnServeArgs, daemon: &Client) -> anyhow::Result<()> {
         token_lifetime_s: args.token_lifetime,
         token_renewal_s: args.token_renewal,
     };
+    let tools = ToolSettings {
+        status_file: args.status,
+        status_interval_s: args.status_interval,
+        status_version: args.status_version,
+        management: args.management,
+        // The daemon has another directory.
+        management_password: args.management_password.map(std::path::absolute).transpose()?,
+    };
     let request = ServeRequest {
         listen: args.listen,
         network: args.network,
@@ -55,6 +64,7 @@ async fn serve(args: OpenvpnServeArgs, daemon: &Client) -> anyhow::Result<()> {
         engine: args.engine.served(),
         login,
         pushes: args.push,
+        tools,
     };
     let gateway: Gateway = daemon.call::<call::Serve>(&request).await?;
     output::print(args.json, &gateway, output::gateway)

@@ -75,6 +75,7 @@ pub(super) async fn open(
             ciphers,
             reason: None,
             lost: Arc::clone(&telling.lost),
+            totals: Arc::default(),
             _followers: Some(Followers { _tasks: tasks }),
         })
     };

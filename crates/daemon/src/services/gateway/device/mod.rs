@@ -1,6 +1,7 @@
 //! What moves clients' packets: a data channel device, and the UDP sockets by which clients are reached.
 
 mod kernel;
+mod totals;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,6 +24,7 @@ use weft_openvpn::negotiation::DEFAULT_CIPHERS;
 use weft_openvpn::session::DataKeys;
 
 use self::kernel::Followers;
+use self::totals::Totals;
 use super::Wanted;
 use super::sockets::Transport;
 use crate::dco::{DataDevice, DataDeviceError};
@@ -46,6 +48,7 @@ pub(super) struct DataChannel {
     reason: Option<String>,
     /// Events that nobody took in time.
     lost: Arc<AtomicU64>,
+    totals: Arc<Totals>,
     /// The tasks beside a kernel's device.
     _followers: Option<Followers>,
 }
@@ -239,10 +242,14 @@ impl DataChannel {
     /// Removes a peer, if it is still there.
     pub(super) fn remove_peer(&self, id: u32) {
         match &*self.device {
-            DataDevice::Userspace(device) => _ = device.delete_peer(id),
+            DataDevice::Userspace(device) => {
+                device.peer(id).iter().for_each(|peer| self.totals.end(peer));
+                let _ = device.delete_peer(id);
+            }
             DataDevice::Kernel(_) => {
-                let device = Arc::clone(&self.device);
+                let (device, totals) = (Arc::clone(&self.device), Arc::clone(&self.totals));
                 tokio::spawn(async move {
+                    device.peer(id).await.iter().for_each(|peer| totals.end(peer));
                     match device.delete_peer(id).await {
                         Err(error) if !error.is_gone() => {
                             tracing::warn!(%error, "the kernel's device keeps a client that has left");
@@ -273,6 +280,18 @@ impl DataChannel {
     /// All peers with their counters; none if the device cannot be asked.
     pub(super) async fn peers(&self) -> Vec<PeerState> {
         self.device.peers().await.unwrap_or_default()
+    }
+
+    /// All peers with their counters, and the bytes outside of all that there were; none if the device cannot be asked.
+    pub(super) async fn peers_and_total(&self) -> (Vec<PeerState>, (u64, u64)) {
+        let peers = self.device.peers().await;
+        let total = peers.as_ref().map(|peers| self.totals.look(peers)).unwrap_or_default();
+        (peers.unwrap_or_default(), total)
+    }
+
+    /// Whether the kernel moves clients' packets.
+    pub(super) fn is_kernel(&self) -> bool {
+        self.device.is_kernel()
     }
 
     /// Packets that Weft's own device has dropped, by reason, and events that nobody took in time. The kernel's device
@@ -329,6 +348,7 @@ fn open_userspace(sockets: Vec<UdpSocket>, telling: Telling) -> Result<DataChann
         ciphers: DEFAULT_CIPHERS.to_vec(),
         reason: None,
         lost,
+        totals: Arc::default(),
         _followers: None,
     })
 }

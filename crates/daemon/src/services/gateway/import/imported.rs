@@ -21,11 +21,12 @@ use weft_openvpn::wrap::{AuthDigest, AuthDirection, ServerKey, WrapKeys};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
-use super::Saved;
 use super::reading::{DEFAULT_FILE, Reading, is_refused_push, networks_of, pings};
 use super::trust::{Revocations, certificates, tls};
+use super::{Saved, watching};
 use crate::services::gateway::authority::{Holder, serial_of};
 use crate::services::gateway::device::MTU;
+use crate::services::gateway::management::Password;
 use crate::services::gateway::push::Inside;
 use crate::services::gateway::sockets::PORT;
 use crate::services::gateway::{PING_RESTART_S, PING_S, Wanted};
@@ -127,6 +128,7 @@ impl Imported {
             network: request.network.or(Some(network)),
             ping_s: request.ping_s.or(ping_s),
             ping_restart_s: request.ping_restart_s.or(ping_restart_s),
+            tools: watching::filled(request.tools, watching::tools(&self.settings)),
             ..request
         }
     }
@@ -146,8 +148,15 @@ impl Imported {
                 true => now.ping_restart_s.unwrap_or(PING_RESTART_S),
                 false => wanted.ping_restart_s,
             };
+        let tools = if wanted.tools == had.tools { now.tools } else { wanted.tools };
         let network = self.saved.network.clone();
-        Wanted { listen, network, ping_s, ping_restart_s, import: Some(self.saved.id), ..wanted }
+        let import = Some(self.saved.id);
+        Wanted { listen, network, ping_s, ping_restart_s, tools, import, ..wanted }
+    }
+
+    /// The password of the management interface, by the file that the configuration names.
+    pub(in crate::services::gateway) fn management_password(&self) -> Option<Password> {
+        watching::password(&self.settings)
     }
 
     /// Clients at most.

@@ -9,6 +9,7 @@ mod issue;
 mod places;
 mod reading;
 mod trust;
+mod watching;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};

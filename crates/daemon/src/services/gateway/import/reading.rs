@@ -14,7 +14,7 @@ use weft_openvpn::config::{
 use weft_openvpn::messages::{PushOption, Topology};
 use weft_openvpn::wrap::AuthDigest;
 
-use super::Saved;
+use super::{Saved, watching};
 
 /// The file of clients without one of their own.
 pub(super) const DEFAULT_FILE: &str = "DEFAULT";
@@ -64,7 +64,8 @@ impl Reading {
         let mut files = |path: &str| saved.read(path);
         let ServerImport { settings, lines, missing } =
             read_server_config(&saved.config, &mut files);
-        let lines = lines.into_iter().map(|line| shown(judged(line, &settings))).collect();
+        let lines = lines.into_iter().map(|line| noted(judged(line, &settings), &settings));
+        let lines = lines.collect();
         let mut reading = Self {
             settings,
             lines,
@@ -279,6 +280,16 @@ fn shown(line: ImportLine) -> ImportedLine {
     ImportedLine { file, line, text, verdict: verdict.to_owned(), reason }
 }
 
+/// A line with what is to be known of one that is taken.
+fn noted(line: ImportLine, settings: &ServerSettings) -> ImportedLine {
+    let note = watching::note(name_of(&line.text), settings);
+    let line = shown(line);
+    match line.verdict == TAKEN {
+        true => ImportedLine { reason: note.map(str::to_owned), ..line },
+        false => line,
+    }
+}
+
 /// A line as this gateway can keep it.
 fn judged(line: ImportLine, settings: &ServerSettings) -> ImportLine {
     if line.verdict != Verdict::Taken {
@@ -293,12 +304,7 @@ fn on_gateway(text: &str, settings: &ServerSettings) -> Option<Verdict> {
     let nothing = |why: &'static str| Some(Verdict::NoMeaning(Cow::Borrowed(why)));
     let refused = |why: &'static str| Some(Verdict::Refused(Cow::Borrowed(why)));
     match name_of(text) {
-        "status" | "status-version" => {
-            nothing("no file is written: weft status clients shows the clients")
-        }
-        "management" => refused(
-            "there is no management interface: ask weft status clients --json, and remove the line",
-        ),
+        directive @ ("status" | "management") => refused(watching::fault(directive, settings)?),
         "route" | "route-ipv6" => {
             nothing("the files of clients say which networks are behind them (iroute)")
         }
@@ -408,7 +414,7 @@ mod tests {
         let expected = [
             ("port", "taken"),
             ("proto", "refused"),
-            ("status", "nothing"),
+            ("status", "taken"),
             ("management", "refused"),
             ("push", "refused"),
             ("push", "taken"),

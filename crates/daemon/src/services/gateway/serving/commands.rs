@@ -11,7 +11,12 @@ use super::Serving;
 use super::login::Whom;
 use crate::services::gateway::client::{Client, Known, Todo};
 use crate::services::gateway::named::dns_name;
+use crate::services::gateway::roster::Roster;
 use crate::timestamp;
+
+/// Why sessions have ended.
+const UNFIT: &str = "its certificate was revoked, or its user was removed or changed";
+const BY_HAND: &str = "the administrator has ended its session";
 
 /// A request of the API.
 pub(in super::super) enum Command {
@@ -27,6 +32,10 @@ pub(in super::super) enum Command {
     Judge,
     /// Ends the sessions of revoked certificates. Replies how many there were.
     EndRevoked { reply: oneshot::Sender<usize> },
+    /// Lists the connected clients for other programs.
+    Roster { reply: oneshot::Sender<Roster> },
+    /// Ends sessions with a last word, for an administrator. Replies how many there were.
+    Kill { whom: Whom, farewell: Message, reply: oneshot::Sender<usize> },
     /// Tells what it has to do now.
     Look { reply: oneshot::Sender<Look> },
 }
@@ -45,23 +54,32 @@ impl Serving {
         match command {
             Command::List { reply } => self.list(reply),
             Command::End { whom, farewell, reply } => {
-                let ended = self.end(|known| whom.is(known), &farewell);
+                let its = |number, client: &Client, known: &Known| whom.is(number, client, known);
+                let ended = self.end(its, UNFIT, &farewell);
                 let _ = reply.send(ended.contains(&true));
             }
             Command::EndRevoked { reply } => {
                 let gateway = Arc::clone(&self.gateway);
-                let is_revoked = |known: &Known| {
+                let is_revoked = |_, _: &Client, known: &Known| {
                     let certificate = known.certificate.as_ref();
                     certificate.is_some_and(|holder| gateway.is_revoked(holder))
                 };
-                let ended = self.end(is_revoked, &Message::Halt("certificate revoked".into()));
+                let farewell = Message::Halt("certificate revoked".into());
+                let ended = self.end(is_revoked, UNFIT, &farewell);
                 let _ = reply.send(ended.len());
             }
             Command::Elsewhere { name } => self.end_elsewhere(&name),
             Command::Readdress { network, name } => self.readdress(network, name),
             Command::Judge => self.end_revoked(),
+            Command::Roster { reply } => self.roster(reply),
+            Command::Kill { whom, farewell, reply } => {
+                let its = |number, client: &Client, known: &Known| whom.is(number, client, known);
+                let _ = reply.send(self.end(its, BY_HAND, &farewell).len());
+            }
             Command::Look { reply } => {
                 let own = self.drops.iter().map(|(reason, count)| (*reason, *count));
+                let of_watchers = [("notices_lost", self.gateway.journal.lost())];
+                let own = own.chain(of_watchers);
                 let all = own.chain(self.begun.channel.drops()).filter(|(_, count)| *count > 0);
                 let drops = all.map(|(reason, count)| (reason.to_owned(), count)).collect();
                 let connected = self.clients.values().filter(|it| it.is_connected()).count();
@@ -71,12 +89,18 @@ impl Serving {
     }
 
     /// Ends sessions with a last word. Returns for each whether it was connected.
-    pub(super) fn end(&mut self, is_it: impl Fn(&Known) -> bool, farewell: &Message) -> Vec<bool> {
-        let is_its = |client: &Client| client.known().is_some_and(&is_it);
-        let its = self.clients.iter().filter(|(_, client)| is_its(client));
+    fn end(
+        &mut self,
+        is_it: impl Fn(u32, &Client, &Known) -> bool,
+        why: &str,
+        farewell: &Message,
+    ) -> Vec<bool> {
+        let its = self.clients.iter().filter(|(number, client)| {
+            client.known().is_some_and(|known| is_it(**number, client, known))
+        });
         let its: Vec<(u32, bool)> = its.map(|(number, it)| (*number, it.is_connected())).collect();
         for (number, _) in &its {
-            self.told(*number, "its certificate was revoked, or its user was removed or changed");
+            self.told(*number, why);
             // At once, also where a thread has the session.
             self.leave(*number);
             self.ask(*number, Todo::Close(farewell.clone()));

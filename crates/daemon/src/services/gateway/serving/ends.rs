@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use super::Serving;
 use crate::services::gateway::client::{Client, Stage};
+use crate::services::gateway::journal::Weight;
 use crate::services::gateway::sockets::Transport;
 
 impl Serving {
@@ -36,6 +37,8 @@ impl Serving {
         if let Some((client, known)) = client.and_then(|it| Some((it, it.known()?))) {
             let (name, from) = (&known.login.name, client.address);
             tracing::info!(client = name, %from, reason, "an OpenVPN client is gone");
+            let text = format!("is gone: {reason}");
+            self.gateway.journal.line_of(Weight::Info, name, from, &text);
         }
     }
 

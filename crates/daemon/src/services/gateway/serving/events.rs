@@ -148,6 +148,7 @@ impl Serving {
         let (name, addresses) = (&known.login.name, known.addresses.clone());
         tracing::info!(client = name, %from, ?addresses, "an OpenVPN client is connected");
         self.gateway.name(number, name, &self.begun.network.name, &addresses);
+        self.tell_established(number);
         let (kernel, exposed) = (self.gateway.kernel.clone(), self.begun.exposed.clone());
         tokio::spawn(async move {
             // Other hosts' containers may know the address from the gateway that the client had before.

@@ -1,5 +1,6 @@
 //! Who a client is: its certificate, its password, and what is done when that is known.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -10,8 +11,10 @@ use weft_openvpn::session::{Acceptance, AuthRequest, Session};
 
 use super::Serving;
 use crate::services::gateway::authority::Holder;
-use crate::services::gateway::client::{Asking, Known, Stage, Todo};
+use crate::services::gateway::client::{Asking, Client, Known, Stage, Todo};
+use crate::services::gateway::journal::Weight;
 use crate::services::gateway::login::{Ask, CODE_TEXT, CODE_WAIT_S, Identity, Judged, Verdict};
+use crate::services::gateway::sockets::Transport;
 
 /// What a refused client shows to its user.
 pub(super) const REVOKED: &str = "The certificate is revoked";
@@ -19,21 +22,35 @@ const FULL: &str = "The server has as many clients as it takes";
 const OTHER_NAME: &str = "The certificate is another client's";
 
 /// Whose sessions end.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in super::super) enum Whom {
     /// Those of a client with a certificate of this name.
     Certificate(String),
     /// Those of a user.
     User(String),
+    /// Those of the name by which a client is known.
+    Name(String),
+    /// Those of an address. `None`: over either protocol, or from any port.
+    At { is_tcp: Option<bool>, address: IpAddr, port: Option<u16> },
+    /// The one with this number.
+    Number(u32),
 }
 
 impl Whom {
-    pub(super) fn is(&self, known: &Known) -> bool {
+    /// Whether a session is one of these, whose client is known so.
+    pub(super) fn is(&self, number: u32, client: &Client, known: &Known) -> bool {
         match self {
             Self::Certificate(name) => {
                 known.certificate.as_ref().is_some_and(|holder| holder.name == *name)
             }
             Self::User(name) => known.login.user.as_ref() == Some(name),
+            Self::Name(name) => known.login.name == *name,
+            Self::At { is_tcp, address, port } => {
+                client.address.ip().to_canonical() == address.to_canonical()
+                    && port.is_none_or(|port| port == client.address.port())
+                    && is_tcp.is_none_or(|is_tcp| is_tcp == (client.transport == Transport::Tcp))
+            }
+            Self::Number(wanted) => *wanted == number,
         }
     }
 }
@@ -128,6 +145,8 @@ impl Serving {
         self.count(counter);
         if let Some(client) = self.clients.get(&number) {
             tracing::info!(why = ?failure, from = %client.address, "refused an OpenVPN client");
+            let text = format!("{} was refused: {counter}", client.address);
+            self.gateway.journal.line(Weight::Warning, &text);
         }
         self.ask(number, Todo::Deny(failure));
     }
