@@ -6,3 +6,4 @@ mod cases;
 mod moved;
 mod pki;
 mod stage;
+mod watched;
