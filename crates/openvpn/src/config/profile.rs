@@ -10,8 +10,9 @@ use crate::words::{self, WordsError};
 /// Most servers of a profile: OpenVPN takes no more.
 const REMOTES_MAX: usize = 64;
 
-/// How long a client waits for the first word of a server before it tries the next, in seconds.
-const SILENT_SERVER_S: u32 = 5;
+/// How long a client waits for the first word of a server before it tries the next, in seconds. OpenVPN asks again after
+/// two.
+const SILENT_SERVER_S: u32 = 3;
 
 /// A profile cannot be written: the caller's fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
