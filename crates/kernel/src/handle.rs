@@ -3,13 +3,16 @@
 use std::{
     path::Path,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use tokio::sync::Mutex;
-use weft_io::namespace::{self, Namespace};
+use weft_io::{
+    namespace::{self, Namespace},
+    packet::PacketSocket,
+};
 
 use crate::{
     error::{KernelError, namespace_error},
@@ -34,6 +37,8 @@ pub(crate) struct Inner {
     /// Likewise for nftables tables. A separate lock, because `nft` may take seconds and other changes must
     /// not wait for it.
     pub(crate) filters: Mutex<()>,
+    /// Sends announcements of addresses on devices of `home`.
+    pub(crate) announcer: OnceLock<PacketSocket>,
     changes: Arc<AtomicU64>,
 }
 
@@ -49,7 +54,8 @@ impl Kernel {
         let socket = Socket::open(Arc::clone(&changes)).map_err(failed)?;
         let home = Namespace::current().map_err(failed)?;
         let (reconcile, filters) = (Mutex::new(()), Mutex::new(()));
-        let inner = Inner { socket, home, reconcile, filters, changes };
+        let announcer = OnceLock::new();
+        let inner = Inner { socket, home, reconcile, filters, announcer, changes };
         Ok(Self { inner: Arc::new(inner) })
     }
 

@@ -1,6 +1,7 @@
 //! Telling the network where a container's addresses are.
 
-use std::{net::IpAddr, path::Path};
+use std::io;
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use weft_io::{
@@ -21,10 +22,19 @@ impl Kernel {
     ///
     /// # Errors
     /// A missing namespace or interface, or the kernel's refusal.
-    pub fn announce(&self, spec: &AttachSpec) -> Result<(), KernelError> {
-        let namespace = Namespace::open(&spec.namespace)
-            .map_err(|source| namespace_error(&spec.namespace, source))?;
-        announce_on(&namespace, &spec.name, spec)
+    pub async fn announce(&self, spec: &AttachSpec) -> Result<(), KernelError> {
+        let (place, device) = (spec.namespace.clone(), spec.name.clone());
+        let all = announcements(spec);
+        // The kernel takes some 20 ms to close a packet socket.
+        let sent = tokio::task::spawn_blocking(move || {
+            let at = |source| namespace_error(&place, source);
+            let namespace = Namespace::open(&place).map_err(at)?;
+            let send = || send(&PacketSocket::sender().map_err(io::Error::other)?, &device, &all);
+            namespace::run_in(&namespace, send)
+                .map_err(at)?
+                .map_err(|source| failed(&device, source))
+        });
+        sent.await.unwrap_or_else(|ended| Err(failed(&spec.name, io::Error::other(ended))))
     }
 
     /// Announces each of the container's addresses from the switch's own device, for a container whose namespace
@@ -33,7 +43,7 @@ impl Kernel {
     /// # Errors
     /// A missing device, or the kernel's refusal.
     pub fn announce_from_switch(&self, switch: &str, spec: &AttachSpec) -> Result<(), KernelError> {
-        announce_on(&self.inner.home, switch, spec)
+        self.announce_at_home(switch, &announcements(spec))
     }
 
     /// Announces addresses that a device of this host answers for ([`Kernel::ensure_clients`]), as its own.
@@ -47,36 +57,42 @@ impl Kernel {
     ) -> Result<(), KernelError> {
         let missing = || KernelError::LinkMissing { name: device.to_owned() };
         let mac = self.mac_of(device).await?.ok_or_else(missing)?;
-        let all = addresses.iter().map(|address| Announcement { address: *address, mac });
-        send(&self.inner.home, this_host(), device, all)
+        let all: Vec<Announcement> =
+            addresses.iter().map(|address| Announcement { address: *address, mac }).collect();
+        self.announce_at_home(device, &all)
+    }
+
+    /// Sends announcements on a device of this host, by a socket that stays open.
+    fn announce_at_home(&self, device: &str, all: &[Announcement]) -> Result<(), KernelError> {
+        let inner = &self.inner;
+        let socket = match inner.announcer.get() {
+            Some(socket) => socket,
+            None => {
+                let open = || PacketSocket::sender().map_err(io::Error::other);
+                let opened = namespace::run_in(&inner.home, open);
+                let opened = opened.map_err(|source| namespace_error(this_host(), source))?;
+                let opened = opened.map_err(|source| failed(device, source))?;
+                inner.announcer.get_or_init(|| opened)
+            }
+        };
+        send(socket, device, all).map_err(|source| failed(device, source))
     }
 }
 
-fn announce_on(namespace: &Namespace, device: &str, spec: &AttachSpec) -> Result<(), KernelError> {
+fn announcements(spec: &AttachSpec) -> Vec<Announcement> {
     let addresses = spec.addresses.iter().map(IpNet::addr);
-    let all = addresses.map(|address| Announcement { address, mac: spec.mac });
-    send(namespace, &spec.namespace, device, all)
+    addresses.map(|address| Announcement { address, mac: spec.mac }).collect()
 }
 
-/// Sends announcements on a device of a namespace, which `place` names.
-fn send(
-    namespace: &Namespace,
-    place: &Path,
-    device: &str,
-    mut all: impl Iterator<Item = Announcement> + Send,
-) -> Result<(), KernelError> {
-    let failed = |source| namespace_error(place, source);
-    let send = || {
-        let socket = PacketSocket::sender().map_err(std::io::Error::other)?;
-        let index = socket.index_of(device)?;
-        let mut frame = [0; LEN_MAX];
-        all.try_for_each(|announcement| {
-            let len = announcement.write(&mut frame);
-            socket.send(&frame[..len], index)
-        })
-    };
-    namespace::run_in(namespace, send).map_err(failed)?.map_err(|source| KernelError::Socket {
-        doing: format!("announce addresses on {device}"),
-        source,
+fn send(socket: &PacketSocket, device: &str, all: &[Announcement]) -> io::Result<()> {
+    let index = socket.index_of(device)?;
+    let mut frame = [0; LEN_MAX];
+    all.iter().try_for_each(|announcement| {
+        let len = announcement.write(&mut frame);
+        socket.send(&frame[..len], index)
     })
+}
+
+fn failed(device: &str, source: io::Error) -> KernelError {
+    KernelError::Socket { doing: format!("announce addresses on {device}"), source }
 }

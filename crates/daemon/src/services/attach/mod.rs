@@ -571,7 +571,7 @@ pub(crate) async fn announce(kernel: Kernel, vni: Vni, spec: AttachSpec) {
         let announced = match spec.namespace.as_os_str().is_empty() {
             true if is_exposed(&spec.name) => kernel.announce_from_switch(&spec.name, &spec),
             true => kernel.announce_from_switch(&bridge_of(vni), &spec),
-            false => kernel.announce(&spec),
+            false => kernel.announce(&spec).await,
         };
         if let Err(error) = announced {
             tracing::debug!(%error, container = spec.id, "cannot announce addresses");
