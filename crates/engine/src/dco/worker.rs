@@ -79,7 +79,7 @@ impl Worker {
 
     fn work(&self) -> io::Result<()> {
         let Common { counters, waker, stop, .. } = &*self.common;
-        let busy_poll = BusyPoll::new(None);
+        let busy_poll = BusyPoll::gathering();
         EventLoop { counters, waker, stop, busy_poll }.run(&mut DeviceTurns::new(self))
     }
 

@@ -5,8 +5,13 @@
 //! By default a worker stays awake while requests and answers come one after the other. It tries where waits
 //! are short and a turn has little to do. It goes on while packets come within the time that it is awake.
 //! Other threads that want the processor get it.
+//!
+//! A thread of one peer may gather instead. A sender that sends each packet by itself keeps the thread awake for one
+//! packet at a time, and each costs calls of its own. Where such packets come fast, the thread sleeps for a moment and
+//! then takes all that have come; what is then merged costs a call together.
 
 use std::io;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use weft_io::poller::Poller;
@@ -34,6 +39,16 @@ const WEIGHT: u64 = 16;
 /// Waits after which a try was a success.
 const LASTED: u32 = 1_024;
 
+/// The pause in which a thread gathers datagrams, in microseconds. The kernel makes some 100 of it.
+const GATHER_US: u64 = 50;
+/// Datagrams in a millisecond, both ways, from which a thread gathers: requests and answers that come one after the
+/// other are fewer, and would each wait for the pause.
+const GATHER_FROM_PER_MS: u64 = 60;
+/// Datagrams in a millisecond below which it no longer does.
+const GATHER_UNTIL_PER_MS: u64 = 30;
+/// How long they are counted, in milliseconds.
+const GATHER_COUNTED_MS: u64 = 4;
+
 /// A worker's last waits and turns.
 #[derive(Debug)]
 pub(crate) struct BusyPoll {
@@ -52,13 +67,30 @@ pub(crate) struct BusyPoll {
     mean: u64,
     /// Datagrams that had been moved by the end of the last turn.
     moved: u64,
+    gather: Option<Gather>,
+}
+
+/// Whether datagrams come fast enough to be gathered.
+#[derive(Debug)]
+struct Gather {
+    on: bool,
+    /// When their count began, and how many had been moved by then.
+    since: Instant,
+    moved: u64,
 }
 
 impl BusyPoll {
     /// The fixed time; `None`: while it pays.
     pub(crate) const fn new(fixed: Option<Duration>) -> Self {
         let (pause, next_pause) = (0, BUSY_POLL_PAUSE_MIN);
-        Self { fixed, on: false, short: 0, since: 0, pause, next_pause, mean: 0, moved: 0 }
+        let gather = None;
+        Self { fixed, on: false, short: 0, since: 0, pause, next_pause, mean: 0, moved: 0, gather }
+    }
+
+    /// The same for a thread whose datagrams may wait for [`GATHER_US`] where they come fast and one by one.
+    pub(crate) fn gathering() -> Self {
+        let gather = Gather { on: false, since: Instant::now(), moved: 0 };
+        Self { gather: Some(gather), ..Self::new(None) }
     }
 
     /// How long to stay awake now.
@@ -89,7 +121,11 @@ impl BusyPoll {
         timeout: Option<Duration>,
         note: impl FnMut(u64),
     ) -> io::Result<()> {
-        let begun = self.begin_wait(counters.own_datagrams());
+        let mut begun = self.begin_wait(counters.own_datagrams());
+        if begun.is_some_and(|now| self.gathers(now)) {
+            begun = None;
+            thread::sleep(Duration::from_micros(GATHER_US));
+        }
         poller.wait_awake(self.spin(), timeout)?.for_each(note);
         if let Some(begun) = begun {
             self.waited(begun.elapsed());
@@ -112,6 +148,28 @@ impl BusyPoll {
     /// Whether it is of use to tell of waits and turns.
     const fn learns(&self) -> bool {
         self.fixed.is_none()
+    }
+
+    /// Whether the next datagrams are gathered.
+    #[inline]
+    fn gathers(&mut self, now: Instant) -> bool {
+        let Some(gather) = &mut self.gather else { return false };
+        let counted = now.saturating_duration_since(gather.since);
+        if counted >= Duration::from_millis(GATHER_COUNTED_MS) {
+            let in_us = counted.as_micros() as u64;
+            let per_ms = self.moved.saturating_sub(gather.moved).saturating_mul(1_000) / in_us;
+            let come_alone = self.mean <= BUSY_POLL_DATAGRAMS_MAX * PARTS;
+            let before = gather.on;
+            gather.on = match before {
+                true => per_ms >= GATHER_UNTIL_PER_MS,
+                false => per_ms >= GATHER_FROM_PER_MS && come_alone,
+            };
+            (gather.since, gather.moved) = (now, self.moved);
+            if gather.on != before {
+                self.turn(false, 0);
+            }
+        }
+        self.gather.as_ref().is_some_and(|gather| gather.on)
     }
 
     /// Notes the length of a wait.
@@ -214,6 +272,38 @@ mod tests {
         assert!(turns_until(&mut busy_poll, false, IN_TIME, 45).is_some_and(|turns| turns <= 3));
         // It was a success.
         assert!(turns_until(&mut busy_poll, true, IN_TIME, 1).is_some_and(|turns| turns < 100));
+    }
+
+    /// Turns of `datagrams` datagrams, one every `pause`, for 20 ms. Returns how many were gathered.
+    fn gathered(busy_poll: &mut BusyPoll, from: &mut Instant, datagrams: u64, pause: u64) -> u64 {
+        let turns = 20_000 / pause;
+        let is_gathered = |_: &u64| {
+            *from += Duration::from_micros(pause);
+            let moved = busy_poll.moved + datagrams;
+            busy_poll.begin_wait(moved);
+            busy_poll.gathers(*from)
+        };
+        (0..turns).filter(is_gathered).count() as u64
+    }
+
+    #[test]
+    fn datagrams_that_come_fast_and_alone_are_gathered_until_they_come_slowly() {
+        let mut busy_poll = BusyPoll::gathering();
+        let mut now = Instant::now();
+        // 20,000 requests and their answers a second.
+        assert_eq!(gathered(&mut busy_poll, &mut now, 2, 50), 0);
+        // 100,000 datagrams a second, alone.
+        assert!(gathered(&mut busy_poll, &mut now, 1, 10) > 1_000);
+        // As many, gathered.
+        assert_eq!(gathered(&mut busy_poll, &mut now, 10, 100), 200);
+        assert_eq!(busy_poll.spin(), Duration::ZERO);
+        assert!(gathered(&mut busy_poll, &mut now, 1, 50) < 200);
+        assert_eq!(gathered(&mut busy_poll, &mut now, 1, 50), 0);
+        // Many that come together anyway.
+        assert_eq!(gathered(&mut busy_poll, &mut now, 45, 200), 0);
+        // Another thread never gathers.
+        let mut other = BusyPoll::new(None);
+        assert_eq!(gathered(&mut other, &mut now, 1, 10), 0);
     }
 
     #[test]
