@@ -17,7 +17,7 @@ mod streams;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{mpsc, watch};
@@ -127,6 +127,8 @@ pub(super) struct Serving {
     /// The clients that have shown who they are, by name.
     names: HashMap<String, Vec<u32>>,
     next: u32,
+    /// Addresses of clients that are announced to the network in a moment.
+    unannounced: Arc<Mutex<Vec<IpAddr>>>,
     drops: BTreeMap<&'static str, u64>,
 }
 
@@ -152,6 +154,7 @@ impl Serving {
             routes: Routes::new(Instant::now()),
             names: HashMap::new(),
             next: 0,
+            unannounced: Arc::default(),
             drops: BTreeMap::new(),
         }
     }
@@ -190,8 +193,7 @@ impl Serving {
 
     async fn next(&mut self, inputs: &mut Inputs<'_>) -> Input {
         let first = self.timers.first().map(|(at, _)| *at);
-        let routes_at = self.routes.next_at();
-        let at = first.into_iter().chain([routes_at]).min().unwrap_or(routes_at);
+        let at = first.into_iter().chain(self.routes_at()).min();
         tokio::select! {
             event = inputs.events.recv() => event.map_or(Input::DeviceGone, Input::Event),
             event = self.begun.streams.next() => Input::Stream(event),
@@ -202,7 +204,7 @@ impl Serving {
             Some(judged) = self.judged.join_next() => Input::Judged(judged),
             Some(given) = self.given.join_next() => Input::Given(given),
             Some(routed) = self.routing.join_next() => Input::Routed(routed),
-            () = tokio::time::sleep_until(at.into()) => Input::Timer,
+            () = sleep_until(at) => Input::Timer,
         }
     }
 
@@ -312,6 +314,14 @@ impl Serving {
 
     fn count(&mut self, reason: &'static str) {
         *self.drops.entry(reason).or_default() += 1;
+    }
+}
+
+/// Waits until then; `None`: for ever.
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
     }
 }
 

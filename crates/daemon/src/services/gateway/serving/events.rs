@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use weft_openvpn::messages::{AuthFailure, Message};
 use weft_openvpn::session::{EndReason, Event, Session};
@@ -15,6 +16,8 @@ use crate::services::gateway::owner_of;
 
 /// What a refused client shows to its user.
 const NO_ADDRESS: &str = "The gateway has no address for this client now";
+/// The time in which addresses are gathered that are announced together, in milliseconds.
+const ANNOUNCE_GATHER_MS: u64 = 10;
 
 impl Serving {
     /// Does what a session tells; returns a change of its client's keys that is to be made.
@@ -149,11 +152,30 @@ impl Serving {
         tracing::info!(client = name, %from, ?addresses, "an OpenVPN client is connected");
         self.gateway.name(number, name, &self.begun.network.name, &addresses);
         self.tell_established(number);
+        self.announce(&addresses);
+    }
+
+    /// Announces a client's addresses, with those of others that are let in at about the same time: other hosts'
+    /// containers may know them from the gateway that the client had before.
+    fn announce(&self, addresses: &[IpAddr]) {
+        let unannounced = Arc::clone(&self.unannounced);
+        let is_first = {
+            let mut unannounced = unannounced.lock().unwrap_or_else(PoisonError::into_inner);
+            unannounced.extend(addresses);
+            unannounced.len() == addresses.len()
+        };
+        if !is_first {
+            return;
+        }
         let (kernel, exposed) = (self.gateway.kernel.clone(), self.begun.exposed.clone());
         tokio::spawn(async move {
-            // Other hosts' containers may know the address from the gateway that the client had before.
-            if let Err(error) = kernel.announce_clients(&exposed, &addresses).await {
-                tracing::debug!(%error, "cannot announce a client's addresses");
+            tokio::time::sleep(Duration::from_millis(ANNOUNCE_GATHER_MS)).await;
+            let all = {
+                let mut all = unannounced.lock().unwrap_or_else(PoisonError::into_inner);
+                std::mem::take(&mut *all)
+            };
+            if let Err(error) = kernel.announce_clients(&exposed, &all).await {
+                tracing::debug!(%error, "cannot announce addresses of clients");
             }
         });
     }

@@ -20,6 +20,8 @@ const LOOK_S: u64 = 30;
 const LOOK_PAUSE_S: u64 = 1;
 /// The pause after the host could not be set up, in seconds.
 const RETRY_S: u64 = 1;
+/// The pause after a change, in milliseconds: where many clients come at once, the next change is for more than one.
+const GATHER_MS: u64 = 5;
 
 /// Clients that waited for it, and whether the host is set up for them.
 pub(super) type Routed = Result<Routing, JoinError>;
@@ -88,14 +90,22 @@ impl Routes {
         }
     }
 
-    /// When there is something to do, if no client comes or goes.
-    pub(super) fn next_at(&self) -> Instant {
-        self.look_at.max(self.paused_until)
+    /// When there is something to do, if no client comes or goes, and nobody is at it.
+    fn next_at(&self) -> Instant {
+        if self.is_settled() { self.look_at.max(self.paused_until) } else { self.paused_until }
+    }
+
+    fn is_settled(&self) -> bool {
+        self.waiting.is_empty() && self.new.is_empty() && self.gone.is_empty()
     }
 
     fn is_due(&self, now: Instant) -> bool {
-        let is_settled = self.waiting.is_empty() && self.new.is_empty() && self.gone.is_empty();
-        now >= self.paused_until && (!is_settled || now >= self.look_at)
+        now >= self.next_at()
+    }
+
+    /// The host is set up for all clients that there were.
+    fn finish(&mut self, now: Instant) {
+        self.paused_until = now + Duration::from_millis(GATHER_MS);
     }
 
     /// Whether all is to be looked at rather than the differences, and the rules with it; then that is noted as done.
@@ -128,6 +138,11 @@ impl Routes {
 }
 
 impl Serving {
+    /// When the host is to be set up or looked at next; `None` while somebody is at it.
+    pub(super) fn routes_at(&self) -> Option<Instant> {
+        self.routing.is_empty().then(|| self.routes.next_at())
+    }
+
     /// Sets the host up for the clients that there are, if it is not, and nobody is at it.
     pub(super) fn route(&mut self) {
         let now = Instant::now();
@@ -195,6 +210,7 @@ impl Serving {
                     tracing::warn!(%network, "not routed to its client: this host has another route there");
                 }
                 waiting.into_iter().for_each(|number| self.let_in(number));
+                self.routes.finish(Instant::now());
                 Ok(())
             }
             Err(error @ KernelError::LinkMissing { .. }) => Err(error.to_string()),
@@ -260,6 +276,20 @@ mod tests {
         assert_eq!(routes.next_at(), at(LOOK_PAUSE_S + LOOK_S));
         assert!(!routes.is_due(at(LOOK_S)));
         assert_eq!(routes.begin_look(at(LOOK_S)), Some(WithRules(true)));
+    }
+
+    #[test]
+    fn clients_that_come_right_after_a_change_are_gathered() {
+        let now = Instant::now();
+        let mut routes = Routes::new(now);
+        assert!(routes.begin_look(now).is_some());
+        routes.finish(now);
+        routes.add(1, &addresses(1));
+        routes.add(2, &addresses(2));
+        let pause = Duration::from_millis(GATHER_MS);
+        assert!(!routes.is_due(now));
+        assert_eq!(routes.next_at(), now + pause);
+        assert!(routes.is_due(now + pause));
     }
 
     #[test]
