@@ -228,6 +228,33 @@ fn clients_reach_their_network_and_nothing_else() {
 }
 
 #[test]
+fn announcements_correct_neighbours_and_share_one_socket() {
+    on_a_host(|| async {
+        let (container, _client) = host();
+        let kernel = Kernel::new().unwrap();
+        let address = "10.32.0.50";
+        let neighbour = || {
+            let shown = container.json("ip", &["-j", "neigh", "show", address]);
+            shown[0]["lladdr"].as_str().unwrap_or_default().to_owned()
+        };
+        let wrong = "02:00:00:00:00:99";
+        for _ in 0..2 {
+            let known = [&["neigh", "replace", address, "lladdr", wrong][..], &["dev", "wan"]];
+            container.run("ip", &[&known.concat()[..], &["nud", "stale"]].concat());
+            assert_eq!(neighbour(), wrong);
+            kernel.announce_clients(EXPOSED, &[address.parse().unwrap()]).await.unwrap();
+            let own = link(EXPOSED)["address"].as_str().unwrap().to_owned();
+            assert!(wait_until(|| neighbour() == own), "{}", neighbour());
+            // The kernel takes 20 ms to close one.
+            let sockets = run("cat", &["/proc/net/packet"]);
+            assert_eq!(sockets.lines().count(), 1 + 1, "a heading and a socket: {sockets}");
+        }
+        let missing = kernel.announce_clients("weft-none", &[]).await.unwrap_err();
+        assert!(matches!(missing, KernelError::LinkMissing { .. }), "{missing}");
+    });
+}
+
+#[test]
 fn the_device_and_its_routes_are_taken_for_nothing_else() {
     on_a_host(|| async {
         let _ends = host();
