@@ -3,12 +3,13 @@
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use weft_bench::sandbox::{Host, Netns, Running, require, try_wait_until};
 use weft_lab::net::Lab;
+use weft_lab::net::gateway::totp_code as code;
 
 const LIMIT: Duration = Duration::from_secs(30);
 const CONNECTED: &str = "Initialization Sequence Completed";
@@ -219,23 +220,6 @@ fn certificates_and_passwords_go_together_and_a_new_password_ends_sessions() -> 
         client.terminate(LIMIT)?;
     }
     Ok(())
-}
-
-/// The code of now, by a program that is not ours.
-fn code(otpauth: &str) -> anyhow::Result<String> {
-    const SCRIPT: &str = "
-import base64, hashlib, hmac, struct, sys
-secret = base64.b32decode(sys.argv[1])
-tag = hmac.new(secret, struct.pack('>Q', int(sys.argv[2]) // 30), hashlib.sha1).digest()
-at = tag[-1] & 15
-print('%06d' % ((struct.unpack('>I', tag[at:at + 4])[0] & 0x7fffffff) % 1000000))";
-    let secret = otpauth.split(['?', '&']).find_map(|part| part.strip_prefix("secret="));
-    let secret = secret.with_context(|| format!("no secret: {otpauth}"))?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs().to_string();
-    let output =
-        std::process::Command::new("python3").args(["-c", SCRIPT, secret, &now]).output()?;
-    ensure!(output.status.success(), "{output:?}");
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
 /// A user interface of OpenVPN's: it answers what the client asks by its management socket.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use weft_bench::sandbox::{Container, Host, Netns, Running, require, slowness, try_wait_until};
+use weft_lab::net::gateway::totp_code;
 use weft_lab::net::{Lab, wait_ping};
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -33,6 +34,11 @@ struct Client {
 impl Stage {
     /// The first host has the authority, and the second takes it over.
     fn new() -> anyhow::Result<Self> {
+        Self::serving(&[])
+    }
+
+    /// [`Self::new`] with further options of both.
+    fn serving(options: &[&str]) -> anyhow::Result<Self> {
         require("openvpn", "openvpn")?;
         let lab = Lab::launched(3, &[])?;
         let outside = lab.sandbox.add_netns("outside")?;
@@ -48,7 +54,7 @@ impl Stage {
             stage.plug_in(host.netns(), &format!("host{index}"), &place(index))?;
             let place = place(index);
             let words = ["openvpn", "serve", "--ping", "1", "--ping-restart", "4"];
-            let served = host.weft_json(&[&words[..], &["--remote", &place]].concat())?;
+            let served = host.weft_json(&[&words[..], &["--remote", &place], options].concat())?;
             ensure!(served["state"] == "serving", "{served}");
         }
         try_wait_until("both gateways to know each other", LIMIT, || {
@@ -123,11 +129,15 @@ fn only(profile: &Path, host: usize) -> anyhow::Result<PathBuf> {
 
 impl Machine {
     fn connect(&self, profile: &Path) -> anyhow::Result<Client> {
-        let profile = profile.to_string_lossy();
-        let words = ["openvpn", "--config", &profile, "--dev", "tun0", "--verb", "3"];
-        let mut process = self.0.spawn(&words)?;
+        let mut process = self.start(profile, &[])?;
         let address = connected(&mut process)?;
         Ok(Client { process, address })
+    }
+
+    fn start(&self, profile: &Path, options: &[&str]) -> anyhow::Result<Running> {
+        let profile = profile.to_string_lossy();
+        let words = ["openvpn", "--config", &profile, "--dev", "tun0", "--verb", "3"];
+        Ok(self.0.spawn(&[&words[..], options].concat())?)
     }
 }
 
@@ -250,7 +260,13 @@ fn a_replica_serves_while_its_home_is_away_and_a_second_authority_is_named() -> 
     ensure!(shown["authority"]["is_linked"] == true, "{shown}");
     ensure!(shown["authority"]["name"] == home.nickname(), "{shown}");
     ensure!(shown["addresses_agreed_by"] == "first-host", "{shown}");
-    let files = ["openvpn-replica.json", "openvpn-peers.json", "openvpn-addresses.json"];
+    let files = [
+        "openvpn-replica.json",
+        "openvpn-replica-users.json",
+        "openvpn-replica-token-key.json",
+        "openvpn-peers.json",
+        "openvpn-addresses.json",
+    ];
     for file in files {
         let path = replica.state_directory().join(file);
         try_wait_until(&format!("{file} to be there"), LIMIT, || Ok(path.exists()))?;
@@ -303,4 +319,116 @@ fn a_replica_serves_while_its_home_is_away_and_a_second_authority_is_named() -> 
     replica.weft(&["openvpn", "revoke", "alice"])?.success()?;
     alice.process.wait(LIMIT)?;
     Ok(())
+}
+
+const PASSWORD: &str = "correct horse";
+
+/// `weft openvpn user` with a password.
+fn user(host: &Host, words: &[&str], password: &str) -> anyhow::Result<Value> {
+    let words = [&["openvpn", "user"][..], words, &["--json"]].concat();
+    Ok(host.weft_with_input(&words, &format!("{password}\n"))?.success()?.json()?)
+}
+
+/// Waits until a host has these users.
+fn wait_users(host: &Host, names: &[&str]) -> anyhow::Result<()> {
+    try_wait_until(&format!("users {names:?} at {}", host.nickname()), LIMIT, || {
+        let all = host.weft_json(&["openvpn", "user", "ls"]).unwrap_or_default();
+        let all = all.as_array().cloned().unwrap_or_default();
+        Ok(all.iter().map(|it| it["name"].as_str().unwrap_or_default()).eq(names.iter().copied()))
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_login_is_good_on_all_hosts_and_a_removed_user_is_out_on_all() -> anyhow::Result<()> {
+    require("python3", "python3")?;
+    let stage = Stage::serving(&["--auth", "password"])?;
+    let (home, replica) = (stage.host(0), stage.host(1));
+    let (one, two) = (stage.machine(1)?, stage.machine(2)?);
+    // The replica has the home add them.
+    let added = user(replica, &["add", "anna", "--totp"], PASSWORD)?;
+    let otpauth = added["otpauth"].as_str().context("no secret")?;
+    user(home, &["add", "berta"], PASSWORD)?;
+    for host in [home, replica] {
+        wait_users(host, &["anna", "berta"])?;
+    }
+    let again = replica.weft_with_input(&["openvpn", "user", "add", "anna"], PASSWORD)?;
+    ensure!(again.status.code() == Some(5), "{again:?}");
+    // Both places, the home's first.
+    let text = replica.weft(&["openvpn", "client", "--shared"])?.success()?.stdout;
+    let rest = text.lines().filter(|line| !line.starts_with("remote "));
+    let mut profile: String = rest.map(|line| format!("{line}\n")).collect();
+    for host in [0, 1] {
+        ensure!(text.contains(&format!("\nremote {} 1194 udp\n", place(host))), "{text}");
+        profile.push_str(&format!("remote {} 1194 udp\n", place(host)));
+    }
+    let directory = stage.lab.sandbox.directory();
+    let path = directory.join("office.ovpn");
+    std::fs::write(&path, profile)?;
+    let file = |name: &str, password: &str| -> anyhow::Result<String> {
+        let path = directory.join(format!("{name}.login"));
+        std::fs::write(&path, format!("{name}\n{password}\n"))?;
+        Ok(path.to_string_lossy().into_owned())
+    };
+
+    // The password with a code, which a client has once alone: both are gone when it comes again.
+    let with_code = format!("SCRV1:{}:{}", base64(PASSWORD)?, base64(&totp_code(otpauth)?)?);
+    let login = file("anna", &with_code)?;
+    let mut anna = one.start(&path, &["--auth-user-pass", &login, "--auth-nocache"])?;
+    let address = connected(&mut anna)?;
+    ensure!(stage.hosts_of("anna") == [0], "{:?}", stage.hosts_of("anna"));
+    file("anna", "wrong horse")?;
+    home.kill_daemon();
+    ensure!(connected(&mut anna)? == address, "another address");
+    ensure!(stage.hosts_of("anna") == [1], "{:?}", stage.hosts_of("anna"));
+    wait_ping(&stage.container, address.into(), LIMIT)?;
+    let refused = replica.weft(&["openvpn", "user", "rm", "anna"])?;
+    ensure!(refused.stderr.contains(&home.nickname()), "{refused:?}");
+
+    // Removed at the home; the session is at the replica.
+    home.start_daemon(&[])?;
+    stage.lab.wait_active()?;
+    try_wait_until("the hosts to know each other again", LIMIT, || {
+        let is_serving = |host| gateway(host).is_ok_and(|it| it["gateways"][0]["state"] == "serving");
+        Ok(is_serving(home) && is_serving(replica))
+    })?;
+    let begun = Instant::now();
+    home.weft(&["openvpn", "user", "rm", "anna"])?.success()?;
+    try_wait_until("the session to end", LIMIT, || Ok(stage.hosts_of("anna").is_empty()))?;
+    let took = begun.elapsed();
+    println!("the session at the replica has ended {} ms after the order", took.as_millis());
+    ensure!(took < Duration::from_secs(5) * slowness(), "a removal took {took:?}");
+    anna.line_with("user removed", LIMIT)?;
+    anna.wait(LIMIT)?;
+    wait_users(replica, &["berta"])?;
+    let only = only(&path, 1)?;
+    let refused = |name: &str, password: &str| -> anyhow::Result<()> {
+        let login = file(name, password)?;
+        let mut client = two.start(&only, &["--auth-user-pass", &login])?;
+        client.line_with("AUTH_FAILED,Wrong user name or password", LIMIT)?;
+        client.wait(LIMIT)?;
+        Ok(())
+    };
+    refused("anna", PASSWORD)?;
+
+    // Another password, set at the replica; the session is at the home.
+    let login = file("berta", PASSWORD)?;
+    let mut berta = two.start(&path, &["--auth-user-pass", &login])?;
+    connected(&mut berta)?;
+    ensure!(stage.hosts_of("berta") == [0], "{:?}", stage.hosts_of("berta"));
+    let changed = user(replica, &["passwd", "berta"], "battery staple")?;
+    ensure!(changed["was_connected"] == true, "{changed}");
+    berta.line_with("AUTH_FAILED,Wrong user name or password", LIMIT)?;
+    berta.wait(LIMIT)?;
+    let login = file("berta", "battery staple")?;
+    let mut berta = two.start(&only, &["--auth-user-pass", &login])?;
+    connected(&mut berta)?;
+    Ok(())
+}
+
+/// Base64 by a program that is not ours.
+fn base64(text: &str) -> anyhow::Result<String> {
+    let script = "import base64, sys; print(base64.b64encode(sys.argv[1].encode()).decode())";
+    let output = std::process::Command::new("python3").args(["-c", script, text]).output()?;
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
@@ -109,6 +109,26 @@ impl Stage {
         let list = self.host().weft_json(&["status", "clients"])?;
         list.as_array().cloned().context("no list")
     }
+}
+
+/// The one-time code of now, by a program that is not ours. It needs `python3`.
+///
+/// # Errors
+/// The text has no secret, or the program fails.
+pub fn totp_code(otpauth: &str) -> anyhow::Result<String> {
+    const SCRIPT: &str = "
+import base64, hashlib, hmac, struct, sys
+secret = base64.b32decode(sys.argv[1])
+tag = hmac.new(secret, struct.pack('>Q', int(sys.argv[2]) // 30), hashlib.sha1).digest()
+at = tag[-1] & 15
+print('%06d' % ((struct.unpack('>I', tag[at:at + 4])[0] & 0x7fffffff) % 1000000))";
+    let secret = otpauth.split(['?', '&']).find_map(|part| part.strip_prefix("secret="));
+    let secret = secret.with_context(|| format!("no secret: {otpauth}"))?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs().to_string();
+    let output =
+        std::process::Command::new("python3").args(["-c", SCRIPT, secret, &now]).output()?;
+    ensure!(output.status.success(), "{output:?}");
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
 /// Has a host serve. Clients notice within seconds that it was away.

@@ -146,7 +146,8 @@ impl Gateway {
         };
         let import = import::restored(store.load(import::FILE)?);
         let rules = ClientRules::new(kernel.clone());
-        let logins = Logins::new(store.clone(), runtime_dir, &nickname)?;
+        let is_replica = authority.as_ref().is_some_and(|it: &Authority| !it.is_home());
+        let logins = Logins::new(store.clone(), runtime_dir, &nickname, is_replica)?;
         Ok(Self {
             store,
             kernel,

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use weft_api::{
-    ApiError, ClientName, ErrorKind, LoginSettings, SharedProfile, SharedRequest, TotpRequest,
-    UserChanged, UserName, UserRequest, VpnUser,
+    ApiError, ClientName, ErrorKind, LoginSettings, Password, SharedProfile, SharedRequest,
+    TotpRequest, UserChanged, UserName, UserRequest, VpnUser,
 };
 use weft_openvpn::messages::Message;
 use zeroize::Zeroizing;
 
-use super::login::{UserError, Users, hash};
+use super::login::{Hashed, Standing, UserChange, UserError, Users, hash};
+use super::peers::ToHome;
 use super::serving::{Command, Whom};
 use super::{Gateway, no_authority, profile, refusal};
 
@@ -20,13 +21,9 @@ impl Gateway {
         self: Arc<Self>,
         request: UserRequest,
     ) -> Result<UserChanged, ApiError> {
-        let _one = self.changing.lock().await;
-        let UserRequest { name, password, totp: has_codes } = request;
-        let user = name.clone();
-        let add = move |users: &mut Users| users.add(&user, hash(password.expose())?, has_codes);
-        let secret = self.logins.change(add).await.map_err(fault)?;
-        let otpauth = self.otpauth(&name, secret);
-        Ok(UserChanged { name, was_connected: false, otpauth })
+        let UserRequest { name, password, totp } = request;
+        let hash = hashed(password).await?;
+        self.change_user(UserChange::Add { name, hash, totp }).await
     }
 
     /// `weft openvpn user passwd`: the sessions begin anew, with the new password.
@@ -34,13 +31,9 @@ impl Gateway {
         self: Arc<Self>,
         request: UserRequest,
     ) -> Result<UserChanged, ApiError> {
-        let _one = self.changing.lock().await;
         let UserRequest { name, password, .. } = request;
-        let user = name.clone();
-        let set = move |users: &mut Users| users.set_password(&user, hash(password.expose())?);
-        self.logins.change(set).await.map_err(fault)?;
-        let was_connected = self.log_out(&name, again("the password was changed")).await;
-        Ok(UserChanged { name, was_connected, otpauth: None })
+        let hash = hashed(password).await?;
+        self.change_user(UserChange::SetPassword { name, hash }).await
     }
 
     /// `weft openvpn user totp`: the sessions begin anew.
@@ -48,16 +41,8 @@ impl Gateway {
         self: Arc<Self>,
         request: TotpRequest,
     ) -> Result<UserChanged, ApiError> {
-        let _one = self.changing.lock().await;
         let TotpRequest { name, off } = request;
-        let user = name.clone();
-        let secret = {
-            let change = move |users: &mut Users| users.set_totp(&user, off);
-            self.logins.change(change).await.map_err(fault)?
-        };
-        let was_connected = self.log_out(&name, again("one-time codes were changed")).await;
-        let otpauth = self.otpauth(&name, secret);
-        Ok(UserChanged { name, was_connected, otpauth })
+        self.change_user(UserChange::SetTotp { name, off }).await
     }
 
     /// `weft openvpn user rm`: the sessions end at once, for good.
@@ -65,18 +50,33 @@ impl Gateway {
         self: Arc<Self>,
         request: UserName,
     ) -> Result<UserChanged, ApiError> {
+        self.change_user(UserChange::Remove { name: request.name }).await
+    }
+
+    /// Changes the users, at the authority's home. Other gateways are told at once.
+    pub(super) async fn change_user(
+        self: Arc<Self>,
+        change: UserChange,
+    ) -> Result<UserChanged, ApiError> {
+        let name = change.name().to_owned();
+        let farewell = standing(&change).last_word();
+        if self.is_replica() {
+            let was_here = farewell.is_some() && self.is_connected(&name).await;
+            let changed: UserChanged = self.peers.ask_home(ToHome::User { change }).await?;
+            let was_connected = changed.was_connected || was_here;
+            return Ok(UserChanged { was_connected, ..changed });
+        }
         let _one = self.changing.lock().await;
-        let UserName { name } = request;
-        let user = name.clone();
-        let remove = move |users: &mut Users| users.remove(&user);
-        self.logins.change(remove).await.map_err(fault)?;
-        self.logins.forget(&name);
-        let was_connected = self.log_out(&name, Message::Halt("user removed".into())).await;
-        let LoginSettings { auth, client_name, .. } = self.login_settings();
-        if auth.has_password() && client_name != ClientName::Certificate {
+        let (secret, frees) = self.change_own_users(change).await?;
+        let was_connected = match farewell {
+            Some(farewell) => self.log_out(&name, farewell).await,
+            None => false,
+        };
+        if frees {
             self.free_addresses(&name).await;
         }
-        Ok(UserChanged { name, was_connected, otpauth: None })
+        let otpauth = secret.map(|secret| self.logins.otpauth(&name, &secret).to_string());
+        Ok(UserChanged { name, was_connected, otpauth })
     }
 
     /// `weft openvpn user ls`.
@@ -102,8 +102,40 @@ impl Gateway {
         Ok(SharedProfile { profile: profile.to_string() })
     }
 
-    fn otpauth(&self, name: &str, secret: Option<Zeroizing<String>>) -> Option<String> {
-        secret.map(|secret| self.logins.otpauth(name, &secret).to_string())
+    /// Changes the users of this host. Returns the secret of codes, if there is a new one, and whether addresses are to
+    /// become free.
+    async fn change_own_users(
+        self: &Arc<Self>,
+        change: UserChange,
+    ) -> Result<(Option<Zeroizing<String>>, bool), ApiError> {
+        let is_client = self.wanted_now().is_none_or(|wanted| {
+            let LoginSettings { auth, client_name, .. } = wanted.login;
+            auth.has_password() && client_name != ClientName::Certificate
+        });
+        let removed = match &change {
+            UserChange::Remove { name } => Some(name.clone()),
+            _ => None,
+        };
+        let change = move |users: &mut Users| match change {
+            UserChange::Add { name, hash, totp } => Ok((users.add(&name, hash, totp)?, false)),
+            UserChange::SetPassword { name, hash } => {
+                users.set_password(&name, hash)?;
+                Ok((None, false))
+            }
+            UserChange::SetTotp { name, off } => Ok((users.set_totp(&name, off)?, false)),
+            UserChange::Remove { name } => Ok((None, users.remove(&name, is_client)?)),
+        };
+        let changed = self.logins.change(change).await.map_err(fault)?;
+        removed.iter().for_each(|name| self.logins.forget(name));
+        let gateway = Arc::clone(self);
+        let told = tokio::task::spawn_blocking(move || gateway.authority_changed()).await;
+        told.map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
+        Ok(changed)
+    }
+
+    async fn is_connected(&self, user: &str) -> bool {
+        let clients = self.clients().await;
+        clients.iter().any(|client| client.user.as_deref() == Some(user))
     }
 
     async fn log_out(&self, user: &str, farewell: Message) -> bool {
@@ -113,9 +145,19 @@ impl Gateway {
     }
 }
 
-/// The client connects again, and shows its password.
-fn again(text: &str) -> Message {
-    Message::Restart { preserve: false, next_remote: false, text: text.to_owned() }
+/// The hash of a password, made on a thread of its own.
+async fn hashed(password: Password) -> Result<Hashed, ApiError> {
+    let hashed = tokio::task::spawn_blocking(move || hash(password.expose())).await;
+    hashed.map_err(UserError::from).and_then(|hashed| hashed).map_err(fault)
+}
+
+/// How sessions of before stand after a change of their user.
+const fn standing(change: &UserChange) -> Standing {
+    match change {
+        UserChange::Add { .. } => Standing::Current,
+        UserChange::SetPassword { .. } | UserChange::SetTotp { .. } => Standing::Changed,
+        UserChange::Remove { .. } => Standing::Removed,
+    }
 }
 
 fn fault(error: UserError) -> ApiError {

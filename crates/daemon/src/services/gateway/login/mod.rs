@@ -6,40 +6,46 @@
 mod attempts;
 mod program;
 mod settings;
+mod shared;
 mod totp;
 mod users;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::digest::{SHA256, digest};
-use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use weft_api::{Auth, LoginSettings, VpnUser};
 use weft_openvpn::auth_token::{EXPIRED_TEXT, TOKEN_SESSION_BYTES, TokenIdentity, TokenSigner};
 use weft_openvpn::key_method::{Credentials, IvProto, PeerInfo};
-use weft_openvpn::messages::{Advance, AuthFailure, Challenge, PasswordForm, Secret};
-use weft_openvpn::static_key::{AuthTokenKey, SINGLE_KEY_BYTES};
+use weft_openvpn::messages::{Advance, AuthFailure, Challenge, Message, PasswordForm, Secret};
+use weft_openvpn::static_key::AuthTokenKey;
 use zeroize::Zeroizing;
 
 use self::attempts::{Attempt, Attempts};
 use self::program::{Answer, Question};
+use self::shared::Untold;
 use self::users::User;
 use super::authority::Holder;
 use crate::upkeep::store::{Store, StoreError};
 
 pub(super) use self::settings::fault;
-pub(super) use self::users::{UserError, Users, hash};
+pub(super) use self::shared::TakenCode;
+pub(super) use self::users::{Hashed, UserChange, UserError, Users, hash};
 
 /// The file of the users.
 const USERS_FILE: &str = "openvpn-users.json";
+/// The file of the users of the authority's home, on another host.
+const REPLICA_USERS_FILE: &str = "openvpn-replica-users.json";
 /// The file of the codes that were taken just now.
 const CODES_FILE: &str = "openvpn-codes.json";
 /// The file of the key that signs tokens.
 const KEY_FILE: &str = "openvpn-token-key.json";
+/// The file of the key of the authority's home, on another host.
+const REPLICA_KEY_FILE: &str = "openvpn-replica-token-key.json";
 /// Logins that wait for a thread, or for a program.
 const WAITING_MAX: usize = 256;
 /// Passwords that are hashed at the same time, at most; each takes 19 MiB.
@@ -52,6 +58,8 @@ const CHALLENGES_MAX: usize = 1_024;
 pub(super) const CODE_WAIT_S: u64 = 180;
 /// A client comes again after so many seconds when too many wait.
 const BUSY_S: u32 = 5;
+/// How much another host's clock may be ahead of this one's, in seconds: its tokens are good here at once.
+const AHEAD_MAX_S: u64 = 300;
 /// Bytes of a token's session that say whose word it stands for.
 const WORD_BYTES: usize = 4;
 
@@ -97,7 +105,7 @@ pub(super) struct Identity {
     pub(super) user: Option<String>,
     /// What its next token is made from.
     token: Option<TokenIdentity>,
-    /// The user's, when the password was right; `None`: not one of this host's users.
+    /// The user's, when the password was right; `None`: not one of the gateway's users.
     generation: Option<u32>,
 }
 
@@ -136,11 +144,13 @@ pub(super) struct Logins {
     runtime_dir: PathBuf,
     /// This host's name for people.
     host: String,
-    /// The key that signs tokens, once passwords are asked for.
-    key: OnceLock<AuthTokenKey>,
+    /// The key that signs tokens, once it is needed.
+    key: Mutex<Option<Arc<AuthTokenKey>>>,
     users: Mutex<Users>,
     /// The step of the last code taken of each user, while codes of that step are good.
     codes: Mutex<BTreeMap<String, u64>>,
+    /// Codes taken here that other hosts are not told of yet.
+    untold: Untold,
     attempts: Mutex<Attempts>,
     challenges: Mutex<BTreeMap<String, Awaited>>,
     waiting: Arc<Semaphore>,
@@ -154,11 +164,31 @@ struct Awaited {
     until: Instant,
 }
 
-/// The key that signs tokens, as it is saved.
-#[derive(Serialize, Deserialize)]
-struct SavedKey {
-    /// As OpenVPN's `--genkey auth-token` writes it.
-    key: Zeroizing<String>,
+/// How a client's user stands now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// As when the password was right.
+    Current,
+    /// With another password, or other codes.
+    Changed,
+    /// There is no such user any more.
+    Removed,
+}
+
+impl Standing {
+    /// What a client is told when its session ends by this; `None`: it goes on.
+    pub(super) fn last_word(self) -> Option<Message> {
+        match self {
+            Self::Current => None,
+            // It connects again, and shows its password.
+            Self::Changed => Some(Message::Restart {
+                preserve: false,
+                next_remote: false,
+                text: "the password or the codes were changed".into(),
+            }),
+            Self::Removed => Some(Message::Halt("user removed".into())),
+        }
+    }
 }
 
 impl Ask {
@@ -176,22 +206,29 @@ impl Ask {
 }
 
 impl Logins {
-    /// Reads users and keys.
+    /// Reads users and keys: on a replica those of the authority's home.
     ///
     /// # Errors
     /// A file of an earlier run cannot be read.
-    pub(super) fn new(store: Store, runtime_dir: &Path, host: &str) -> Result<Self, StoreError> {
+    pub(super) fn new(
+        store: Store,
+        runtime_dir: &Path,
+        host: &str,
+        is_replica: bool,
+    ) -> Result<Self, StoreError> {
         program::tidy(runtime_dir);
-        let users = store.load(USERS_FILE)?.unwrap_or_default();
+        let users = shared::users(&store, is_replica)?;
+        let key = if is_replica { shared::homes_key(&store)? } else { None };
         let codes = store.load(CODES_FILE)?.unwrap_or_default();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
             store,
             runtime_dir: runtime_dir.to_owned(),
             host: host.to_owned(),
-            key: OnceLock::new(),
+            key: Mutex::new(key.map(Arc::new)),
             users: Mutex::new(users),
             codes: Mutex::new(codes),
+            untold: Untold::default(),
             attempts: Mutex::default(),
             challenges: Mutex::default(),
             waiting: Arc::new(Semaphore::new(WAITING_MAX)),
@@ -203,7 +240,7 @@ impl Logins {
     /// Prepares for passwords, if they are to be asked for. It may wait for the disk.
     pub(super) fn prepare(&self, settings: &LoginSettings) {
         if settings.auth.has_password() {
-            self.key.get_or_init(|| token_key(&self.store));
+            self.key();
         }
     }
 
@@ -291,10 +328,19 @@ impl Logins {
 
     /// Whether nothing has changed about a user since the password was right.
     pub(super) fn is_current(&self, identity: &Identity) -> bool {
+        self.standing(identity) == Standing::Current
+    }
+
+    /// What has changed about a user since the password was right.
+    pub(super) fn standing(&self, identity: &Identity) -> Standing {
         let (Some(user), Some(generation)) = (&identity.user, identity.generation) else {
-            return true;
+            return Standing::Current;
         };
-        lock(&self.users).get(user).is_some_and(|user| user.generation == generation)
+        match lock(&self.users).get(user) {
+            Some(user) if user.generation == generation => Standing::Current,
+            Some(_) => Standing::Changed,
+            None => Standing::Removed,
+        }
     }
 
     /// The option by which a client gets its token.
@@ -338,12 +384,15 @@ impl Logins {
         codes.retain(|_, taken| *taken >= oldest);
         codes.insert(user.to_owned(), step);
         self.store.save_or_later(CODES_FILE, &*codes);
+        drop(codes);
+        self.untold.push(user, step);
         true
     }
 
     fn signer(&self, settings: &LoginSettings) -> Option<TokenSigner> {
         let (lifetime_s, renewal_s) = settings::tokens(settings)?;
-        Some(TokenSigner::new(self.key.get()?, Some(lifetime_s), renewal_s))
+        let key = lock(&self.key).clone()?;
+        Some(TokenSigner::new(&key, Some(lifetime_s), renewal_s))
     }
 
     /// Who has shown a token that is good, and may still log in.
@@ -353,7 +402,11 @@ impl Logins {
         user: &str,
         token: &str,
     ) -> Option<(TokenIdentity, Option<u32>)> {
-        let valid = self.signer(settings)?.verify(user, token, unix_s()).ok()?;
+        let (signer, now) = (self.signer(settings)?, unix_s());
+        let mut valid = signer.verify(user, token, now).ok()?;
+        if (now..=now + AHEAD_MAX_S).contains(&valid.made_s) {
+            valid = signer.verify(user, token, valid.made_s).ok()?;
+        }
         if valid.is_expired || valid.is_for_empty_user {
             return None;
         }
@@ -518,28 +571,6 @@ impl Logins {
             None => Checked::Wrong(WRONG_CODE),
         }
     }
-}
-
-/// The key that signs tokens: that of an earlier run, or a new one.
-fn token_key(store: &Store) -> AuthTokenKey {
-    let saved = store.load::<SavedKey>(KEY_FILE).map_err(|error| error.to_string());
-    let read = |saved: SavedKey| AuthTokenKey::parse(&saved.key).map_err(|error| error.to_string());
-    match saved.and_then(|saved| saved.map(read).transpose()) {
-        Ok(Some(key)) => return key,
-        Ok(None) => {}
-        Err(error) => {
-            tracing::warn!(
-                error,
-                "cannot read the key that signs tokens; users give their passwords again"
-            );
-        }
-    }
-    let mut bytes = Zeroizing::new([0; SINGLE_KEY_BYTES]);
-    rand::fill(&mut bytes[..]);
-    let key = AuthTokenKey::new(*bytes);
-    // If the disk is full, tokens are good until the daemon ends.
-    store.save_or_later(KEY_FILE, &SavedKey { key: key.to_text() });
-    key
 }
 
 /// What a token says of whose word it stands for: the user's generation, or the program that has judged the password.

@@ -51,7 +51,7 @@ impl Place {
 }
 
 fn opened(dir: &TempDir, settings: &LoginSettings) -> Arc<Logins> {
-    let logins = Logins::new(Store::open(dir.path()).unwrap(), dir.path(), "host").unwrap();
+    let logins = Logins::new(Store::open(dir.path()).unwrap(), dir.path(), "host", false).unwrap();
     logins.prepare(settings);
     Arc::new(logins)
 }
@@ -112,7 +112,7 @@ async fn a_password_is_asked_for_once_and_a_token_stands_for_it() {
     assert!(is_token_refused(&verdict), "a token of before the change: {verdict:?}");
     let identity = let_in(place.log_in("anna", "battery staple").await);
     let token = place.token(&identity);
-    place.logins.change(|users| users.remove("anna")).await.unwrap();
+    place.logins.change(|users| users.remove("anna", true)).await.unwrap();
     let verdict = place.log_in("anna", &token).await;
     assert!(is_token_refused(&verdict), "a token of nobody: {verdict:?}");
     assert!(!place.logins.is_current(&identity));
@@ -140,6 +140,77 @@ async fn a_token_stands_for_the_word_of_one_judge() {
     }
     let place = Place { settings: judged_by("/bin/false"), ..place };
     assert_text(&place.log_in("anna", "whatever").await, WRONG);
+}
+
+/// Takes over what the authority's home has, as its gateway does.
+fn follow(replica: &Place, home: &Place) {
+    let users = home.logins.users_document().unwrap();
+    replica.logins.take_users(Some(&users)).unwrap();
+    replica.logins.take_key(Some(&home.logins.key_document())).unwrap();
+    replica.logins.follow_home().unwrap();
+}
+
+#[tokio::test]
+async fn users_and_tokens_of_the_home_are_good_on_a_replica_until_they_are_removed() {
+    let (home, replica) = (Place::new(passwords()), Place::new(passwords()));
+    home.add("anna", false).await;
+    replica.add("old", false).await;
+    let token = home.token(&let_in(home.log_in("anna", PASSWORD).await));
+    assert_text(&replica.log_in("anna", PASSWORD).await, WRONG);
+    follow(&replica, &home);
+    let identity = let_in(replica.log_in("anna", &token).await);
+    let_in(replica.log_in("anna", PASSWORD).await);
+    let_in(home.log_in("anna", &replica.token(&identity)).await);
+    assert_text(&replica.log_in("old", PASSWORD).await, WRONG);
+    // The same after a restart of the replica, whose own files have stayed.
+    let logins = Logins::new(replica.logins.store.clone(), replica.dir.path(), "host", true);
+    let replica = Place { logins: Arc::new(logins.unwrap()), ..replica };
+    let_in(replica.log_in("anna", &token).await);
+    let own = Place { logins: opened(&replica.dir, &passwords()), ..Place::new(passwords()) };
+    let_in(own.log_in("old", PASSWORD).await);
+    for file in [REPLICA_USERS_FILE, REPLICA_KEY_FILE] {
+        use std::os::unix::fs::PermissionsExt;
+        let metadata = std::fs::metadata(replica.dir.path().join(file)).unwrap();
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o600, "{file}");
+    }
+    assert_eq!(replica.logins.standing(&identity), Standing::Current);
+    home.logins.change(|users| users.set_totp("anna", false)).await.unwrap();
+    follow(&replica, &home);
+    assert_eq!(replica.logins.standing(&identity), Standing::Changed);
+    home.logins.change(|users| users.remove("anna", true)).await.unwrap();
+    follow(&replica, &home);
+    assert_eq!(replica.logins.standing(&identity), Standing::Removed);
+    assert_eq!(replica.logins.removals()["anna"], 1);
+    let verdict = replica.log_in("anna", &token).await;
+    assert!(matches!(verdict, Verdict::Refuse("login_token_refused", _)), "{verdict:?}");
+}
+
+#[tokio::test]
+async fn a_host_whose_clock_is_ahead_makes_tokens_that_are_good_at_once() {
+    let place = Place::new(passwords());
+    place.add("anna", false).await;
+    let identity = let_in(place.log_in("anna", PASSWORD).await);
+    let signer = place.logins.signer(&place.settings).unwrap();
+    let made = |ahead_s: u64| {
+        let token = TokenIdentity { login_s: unix_s() + ahead_s, ..identity.token.unwrap() };
+        signer.sign("anna", token, unix_s() + ahead_s)
+    };
+    let_in(place.log_in("anna", made(AHEAD_MAX_S - 10).expose()).await);
+    let verdict = place.log_in("anna", made(AHEAD_MAX_S + 60).expose()).await;
+    assert!(matches!(verdict, Verdict::Refuse("login_token_refused", _)), "{verdict:?}");
+}
+
+#[tokio::test]
+async fn documents_that_are_none_change_nothing() {
+    let place = Place::new(passwords());
+    place.add("anna", false).await;
+    for document in [None, Some("none"), Some("[]")] {
+        assert!(place.logins.take_users(document).is_err(), "{document:?}");
+        assert!(place.logins.take_key(document).is_err(), "{document:?}");
+    }
+    // A home of an earlier version tells neither.
+    place.logins.follow_home().unwrap();
+    let_in(place.log_in("anna", PASSWORD).await);
 }
 
 #[tokio::test]
@@ -225,6 +296,22 @@ async fn a_code_is_taken_once_with_the_password() {
 }
 
 #[tokio::test]
+async fn a_code_that_another_host_has_taken_is_not_taken_again() {
+    let (home, replica) = (Place::new(passwords()), Place::new(passwords()));
+    let secret = home.add("anna", true).await.unwrap();
+    follow(&replica, &home);
+    let good = with_code(&code(&secret));
+    let_in(home.log_in("anna", &good).await);
+    let mut told = home.logins.codes_taken().await;
+    assert!(told.len() == 1 && told[0].0 == "anna", "{told:?}");
+    // A step of the far future, and a user that there is not, are no news.
+    told.extend([("anna".to_owned(), u64::MAX), ("berta".to_owned(), 1)]);
+    replica.logins.hear_codes(told.clone());
+    assert_text(&replica.log_in("anna", &good).await, WRONG_CODE);
+    assert_eq!(*lock(&replica.logins.codes), BTreeMap::from([told[0].clone()]));
+}
+
+#[tokio::test]
 async fn who_gives_a_password_alone_is_asked_for_a_code() {
     let place = Place::new(passwords());
     let secret = place.add("anna", true).await.unwrap();
@@ -255,7 +342,7 @@ async fn a_client_that_can_answers_in_the_same_session() {
     let_in(place.logins.check_code(identity.clone(), &right, from));
     assert_text(&place.logins.check_code(identity, &right, from), WRONG_CODE);
     let Verdict::AskCode(identity) = place.judge(able()).await else { panic!("no question") };
-    place.logins.change(|users| users.remove("anna")).await.unwrap();
+    place.logins.change(|users| users.remove("anna", true)).await.unwrap();
     assert_text(&place.logins.check_code(identity, &right, from), WRONG_CODE);
 }
 

@@ -1,8 +1,9 @@
-//! The users of this host's gateway: names, Argon2id hashes of their passwords, secrets of their one-time codes. One
-//! file of the state directory has them all, for root alone, and is replaced as a whole.
+//! The users of a gateway: names, Argon2id hashes of their passwords, secrets of their one-time codes. One file of the
+//! state directory has them all, for root alone, and is replaced as a whole.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::fmt;
 use std::time::SystemTime;
 
 use argon2::password_hash::phc::PasswordHash;
@@ -25,6 +26,13 @@ const PASSWORD_CHARS_MIN: usize = 8;
 /// The longest password, in bytes: with a code it fits what stock clients send.
 const PASSWORD_BYTES_MAX: usize = 90;
 const SALT_BYTES: usize = 16;
+/// Names of removed users that are remembered.
+const REMOVED_MAX: usize = 100_000;
+/// How the hashes of this version begin: Argon2id with 19 MiB and two passes, as OWASP's "Password Storage Cheat Sheet"
+/// has it.
+const HASH_START: &str = "$argon2id$v=19$m=19456,t=2,p=1$";
+/// The longest hash, in bytes.
+const HASH_BYTES_MAX: usize = 256;
 
 /// Why a user cannot be changed.
 #[derive(Debug, thiserror::Error)]
@@ -55,10 +63,34 @@ pub(in super::super) enum UserError {
     Failed(#[from] tokio::task::JoinError),
 }
 
+/// A change of the users. A host that is not the authority's home asks the home for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "change", rename_all = "snake_case")]
+pub(in super::super) enum UserChange {
+    /// `weft openvpn user add`.
+    Add { name: String, hash: Hashed, totp: bool },
+    /// `weft openvpn user passwd`.
+    SetPassword { name: String, hash: Hashed },
+    /// `weft openvpn user totp`.
+    SetTotp { name: String, off: bool },
+    /// `weft openvpn user rm`.
+    Remove { name: String },
+}
+
+/// The hash of a password, in the PHC string format, with salt and costs. It is never shown.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Zeroizing<String>", into = "Zeroizing<String>")]
+pub(in super::super) struct Hashed(Zeroizing<String>);
+
 /// All users, as they are saved.
 #[derive(Clone, Default, Serialize, Deserialize)]
-#[serde(transparent)]
-pub(in super::super) struct Users(BTreeMap<String, User>);
+pub(in super::super) struct Users {
+    /// How often users of a name were removed, whose addresses then became free. No user's name has a slash.
+    #[serde(rename = "/removed", default, skip_serializing_if = "BTreeMap::is_empty")]
+    removed: BTreeMap<String, u32>,
+    #[serde(flatten)]
+    all: BTreeMap<String, User>,
+}
 
 /// A user.
 #[derive(Clone, Serialize, Deserialize)]
@@ -77,18 +109,53 @@ pub(super) struct User {
 ///
 /// # Errors
 /// [`UserError::BadPassword`], [`UserError::Hash`]
-pub(in super::super) fn hash(password: &str) -> Result<Zeroizing<String>, UserError> {
+pub(in super::super) fn hash(password: &str) -> Result<Hashed, UserError> {
     check_password(password)?;
-    hash_any(password)
+    hash_any(password).map(Hashed)
 }
 
 fn hash_any(password: &str) -> Result<Zeroizing<String>, UserError> {
     let mut salt = [0_u8; SALT_BYTES];
     rand::fill(&mut salt[..]);
-    // Argon2id with 19 MiB and two passes, as OWASP's "Password Storage Cheat Sheet" has it.
     let hash: Result<PasswordHash, _> =
         Argon2::default().hash_password_with_salt(password.as_bytes(), &salt);
     Ok(Zeroizing::new(hash.map_err(UserError::Hash)?.to_string()))
+}
+
+impl UserChange {
+    /// The user's name.
+    pub(in super::super) fn name(&self) -> &str {
+        match self {
+            Self::Add { name, .. }
+            | Self::SetPassword { name, .. }
+            | Self::SetTotp { name, .. }
+            | Self::Remove { name } => name,
+        }
+    }
+}
+
+/// Another host's word: a hash by other costs could take a core and its memory for as long as it likes.
+impl TryFrom<Zeroizing<String>> for Hashed {
+    type Error = &'static str;
+
+    fn try_from(text: Zeroizing<String>) -> Result<Self, Self::Error> {
+        match text.starts_with(HASH_START) && text.len() <= HASH_BYTES_MAX {
+            true => Ok(Self(text)),
+            false => Err("no hash of a password as this version of weft makes it"),
+        }
+    }
+}
+
+impl From<Hashed> for Zeroizing<String> {
+    fn from(hash: Hashed) -> Self {
+        hash.0
+    }
+}
+
+impl fmt::Debug for Hashed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hashed(..)")
+    }
 }
 
 impl User {
@@ -111,30 +178,40 @@ impl User {
 
 impl Users {
     pub(super) fn get(&self, name: &str) -> Option<&User> {
-        self.0.get(name)
+        self.all.get(name)
+    }
+
+    /// How often users of each name were removed whose addresses became free by that.
+    pub(in super::super) const fn removals(&self) -> &BTreeMap<String, u32> {
+        &self.removed
+    }
+
+    /// The same without what is known of removed ones.
+    pub(super) fn without_removals(self) -> Self {
+        Self { removed: BTreeMap::new(), ..self }
     }
 
     /// Adds a user; the secret of codes, if there are to be codes.
     pub(in super::super) fn add(
         &mut self,
         name: &str,
-        hash: Zeroizing<String>,
+        hash: Hashed,
         has_codes: bool,
     ) -> Result<Option<Zeroizing<String>>, UserError> {
         check_name(name).map_err(|_| UserError::BadName(name.to_owned()))?;
-        if self.0.len() >= USERS_MAX && !self.0.contains_key(name) {
+        if self.all.len() >= USERS_MAX && !self.all.contains_key(name) {
             return Err(UserError::Full);
         }
         let now = timestamp::format(SystemTime::now());
         let totp = has_codes.then(totp::new_secret);
         let user = User {
-            hash,
+            hash: hash.0,
             totp: totp.clone(),
             generation: rand::random(),
             added: now.clone(),
             password_set: now,
         };
-        match self.0.entry(name.to_owned()) {
+        match self.all.entry(name.to_owned()) {
             Entry::Occupied(_) => Err(UserError::Exists(name.to_owned())),
             Entry::Vacant(free) => {
                 free.insert(user);
@@ -147,10 +224,10 @@ impl Users {
     pub(in super::super) fn set_password(
         &mut self,
         name: &str,
-        hash: Zeroizing<String>,
+        hash: Hashed,
     ) -> Result<(), UserError> {
         let user = self.changed(name)?;
-        user.hash = hash;
+        user.hash = hash.0;
         user.password_set = timestamp::format(SystemTime::now());
         Ok(())
     }
@@ -166,10 +243,20 @@ impl Users {
         Ok(user.totp.clone())
     }
 
-    /// Removes a user.
-    pub(in super::super) fn remove(&mut self, name: &str) -> Result<(), UserError> {
-        let removed = self.0.remove(name);
-        removed.map(drop).ok_or_else(|| UserError::Unknown(name.to_owned()))
+    /// Removes a user. `is_client`: clients have that name, and addresses by it, which are to become free. Returns
+    /// whether they do.
+    pub(in super::super) fn remove(
+        &mut self,
+        name: &str,
+        is_client: bool,
+    ) -> Result<bool, UserError> {
+        self.all.remove(name).ok_or_else(|| UserError::Unknown(name.to_owned()))?;
+        let has_place = self.removed.len() < REMOVED_MAX || self.removed.contains_key(name);
+        let frees = is_client && has_place;
+        if frees {
+            *self.removed.entry(name.to_owned()).or_default() += 1;
+        }
+        Ok(frees)
     }
 
     /// For `weft openvpn user ls`.
@@ -180,12 +267,12 @@ impl Users {
             added: user.added.clone(),
             password_set: user.password_set.clone(),
         };
-        self.0.iter().map(shown).collect()
+        self.all.iter().map(shown).collect()
     }
 
     /// A user whose tokens are no longer good from now on.
     fn changed(&mut self, name: &str) -> Result<&mut User, UserError> {
-        let user = self.0.get_mut(name).ok_or_else(|| UserError::Unknown(name.to_owned()))?;
+        let user = self.all.get_mut(name).ok_or_else(|| UserError::Unknown(name.to_owned()))?;
         user.generation = user.generation.wrapping_add(1);
         Ok(user)
     }
@@ -229,7 +316,7 @@ mod tests {
         users.set_password("anna", hash("battery staple").unwrap()).unwrap();
         assert!(has(&users, "battery staple") && !has(&users, PASSWORD));
         assert_ne!(users.get("anna").unwrap().generation, before, "tokens of before are good");
-        users.remove("anna").unwrap();
+        assert!(!users.remove("anna", false).unwrap() && users.removals().is_empty());
         assert!(!has(&users, "battery staple"));
     }
 
@@ -237,7 +324,12 @@ mod tests {
     fn hashes_are_salted_and_slow_and_say_by_what() {
         let (one, two) = (hash(PASSWORD).unwrap(), hash(PASSWORD).unwrap());
         assert_ne!(one, two);
-        assert!(one.starts_with("$argon2id$v=19$m=19456,t=2,p=1$"), "{}", one.as_str());
+        assert!(one.0.starts_with(HASH_START), "{}", one.0.as_str());
+        let text = serde_json::to_string(&one).unwrap();
+        assert!(serde_json::from_str::<Hashed>(&text).unwrap() == one);
+        let dear = text.replace("m=19456", "m=99999999");
+        assert!(serde_json::from_str::<Hashed>(&dear).is_err(), "another host's costs are taken");
+        assert!(!format!("{one:?}").contains("argon2"));
     }
 
     #[test]
@@ -249,6 +341,13 @@ mod tests {
         let again: Users = serde_json::from_str(&text).unwrap();
         assert!(User::has_password(again.get("anna"), PASSWORD));
         assert!(again.shown()[0].totp);
+        // One whose addresses became free is remembered.
+        assert!(users.remove("anna", true).unwrap());
+        users.add("removed", hash(PASSWORD).unwrap(), false).unwrap();
+        let again = serde_json::to_string(&users).unwrap();
+        let again: Users = serde_json::from_str(&again).unwrap();
+        assert_eq!(again.removals(), &BTreeMap::from([("anna".to_owned(), 1)]));
+        assert!(again.get("removed").is_some() && again.shown().len() == 1);
     }
 
     #[test]
@@ -266,7 +365,7 @@ mod tests {
         }
         users.add("anna", good(), false).unwrap();
         assert!(matches!(users.add("anna", good(), false), Err(UserError::Exists(_))));
-        assert!(matches!(users.remove("berta"), Err(UserError::Unknown(_))));
+        assert!(matches!(users.remove("berta", true), Err(UserError::Unknown(_))));
         assert!(matches!(users.set_totp("berta", true), Err(UserError::Unknown(_))));
     }
 }

@@ -14,6 +14,7 @@ use super::message::{Answered, Forwarded, Message};
 use super::{ADDRESSES_FILE, PEERS_FILE, Peers, SavedPeers, unix_ms};
 use crate::core::control::Request;
 use crate::core::service_messages::{FromPeer, LinksUp, Mailbox, Service, ToPeer};
+use crate::services::gateway::login::TakenCode;
 use crate::services::gateway::serving::Command;
 use crate::services::gateway::{Gateway, State, owner_of};
 use crate::services::supervisor::Pulse;
@@ -45,6 +46,7 @@ enum Input {
     Gone,
     Bell,
     Gateway,
+    Codes(Vec<TakenCode>),
     Look,
     Save,
 }
@@ -74,6 +76,7 @@ pub(crate) async fn keep(gateway: Arc<Gateway>, pulse: Pulse) {
                 message = mailbox.inbox.recv() => message.map_or(Input::Gone, Input::Message),
                 () = peers.bell.notified() => Input::Bell,
                 _ = state.changed() => Input::Gateway,
+                codes = gateway.logins.codes_taken() => Input::Codes(codes),
                 _ = look.tick() => Input::Look,
                 () = saving => Input::Save,
             }
@@ -88,6 +91,7 @@ pub(crate) async fn keep(gateway: Arc<Gateway>, pulse: Pulse) {
             Input::Gone => return pulse.wait(std::future::pending()).await,
             Input::Bell => {}
             Input::Gateway => gateway.tell_serves().await,
+            Input::Codes(codes) => peers.with(|state| state.tell_codes(codes)),
             Input::Look => {
                 gateway.tell_serves().await;
                 peers.with(super::exchange::Exchange::handle_retry);
@@ -172,6 +176,10 @@ async fn carry_out_one(gateway: &Arc<Gateway>, known: &LinksUp, output: Output) 
         }
         Output::Take(taken) => take(gateway, *taken).await,
         Output::Save => {}
+        Output::Codes(codes) => {
+            let logins = Arc::clone(&gateway.logins);
+            let _ = tokio::task::spawn_blocking(move || logins.hear_codes(codes)).await;
+        }
         Output::Requested { peer, id, request } => forwarded(gateway, peer, id, request),
         Output::Answered { id, answer } => {
             let mut waiting = peers.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -217,6 +225,10 @@ fn forwarded(gateway: &Arc<Gateway>, peer: PeerId, id: u64, request: Forwarded) 
             Forwarded::Revoke { name } => {
                 let revoked = Arc::clone(&gateway).revoke(name).await;
                 revoked.map(serde_json::to_value)
+            }
+            Forwarded::User { change } => {
+                let changed = Arc::clone(&gateway).change_user(change).await;
+                changed.map(serde_json::to_value)
             }
         };
         let answer = match done {

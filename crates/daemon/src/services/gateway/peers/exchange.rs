@@ -13,6 +13,7 @@ use super::addresses::{Key, Mapping, Mappings, Merged};
 use super::homes::{Fetch, Home, Homes, Replica, Taken};
 use super::message::{About, Answered, Forwarded, Message, Serves};
 use super::sessions::{Clock, Heard, SESSIONS_PER_MESSAGE, Session, Sessions};
+use crate::services::gateway::login::TakenCode;
 
 /// Other gateways remembered at most.
 const GATEWAYS_MAX: usize = 1_024;
@@ -34,6 +35,8 @@ pub(super) enum Output {
     Take(Box<Taken>),
     /// Something that outlives the daemon has changed.
     Save,
+    /// Another host has taken these one-time codes.
+    Codes(Vec<TakenCode>),
     /// A replica asks the home, which is this host.
     Requested { peer: PeerId, id: u64, request: Forwarded },
     /// The home has answered.
@@ -149,6 +152,7 @@ impl Exchange {
             Message::Addresses { mappings, more } => self.handle_addresses(peer, mappings, more),
             Message::More { after } => self.send_addresses(peer, Some(&after)),
             Message::Sessions { sessions } => self.handle_sessions(peer, sessions),
+            Message::Codes { codes } => self.outputs.push_back(Output::Codes(codes)),
             Message::Request { id, request } => match self.own.home {
                 Some(_) => self.outputs.push_back(Output::Requested { peer, id, request }),
                 None => {
@@ -252,6 +256,11 @@ impl Exchange {
     /// A session of this gateway is over.
     pub(super) fn left(&mut self, name: &str) {
         self.sessions.end(name, self.local);
+    }
+
+    /// This host has taken these one-time codes.
+    pub(super) fn tell_codes(&mut self, codes: Vec<TakenCode>) {
+        self.send_all(&Message::Codes { codes }, None);
     }
 
     /// Asks the home of the authority that this host serves with. False: it is not linked.

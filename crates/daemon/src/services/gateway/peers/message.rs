@@ -9,6 +9,7 @@ use weft_api::ApiError;
 
 use super::addresses::{Key, Mapping};
 use super::sessions::Session;
+use crate::services::gateway::login::{TakenCode, UserChange};
 
 /// Versions of documents, by name. A version is a digest of the content.
 pub(super) type Versions = BTreeMap<String, String>;
@@ -35,6 +36,8 @@ pub(super) enum Message {
     More { after: Key },
     /// Sessions that the sender knows: all after link-up, then new ones.
     Sessions { sessions: Vec<Session> },
+    /// One-time codes that the sender has taken, which no other host is to take. They go to linked hosts alone.
+    Codes { codes: Vec<TakenCode> },
     /// A request for the authority's home.
     Request { id: u64, request: Forwarded },
     /// The answer to a request.
@@ -80,6 +83,8 @@ pub(crate) enum Forwarded {
     Issue { name: String },
     /// `weft openvpn revoke`.
     Revoke { name: String },
+    /// `weft openvpn user`.
+    User { change: UserChange },
 }
 
 /// The answer of the home: the body that its API would give.

@@ -41,11 +41,29 @@ struct Document {
 }
 
 /// All documents, in the order in which a replica takes them. The authority is last: a host serves once it has it.
-const DOCUMENTS: [Document; 1] = [Document {
-    name: "authority",
-    read: Gateway::authority_document,
-    take: Gateway::take_authority,
-}];
+const DOCUMENTS: [Document; 3] = [
+    Document {
+        name: "token-key",
+        read: |gateway| Some(gateway.logins.key_document()),
+        take: |gateway, content| {
+            gateway.logins.take_key(content)?;
+            gateway.follow_logins()
+        },
+    },
+    Document {
+        name: "users",
+        read: |gateway| gateway.logins.users_document(),
+        take: |gateway, content| {
+            gateway.logins.take_users(content)?;
+            gateway.follow_logins()
+        },
+    },
+    Document {
+        name: "authority",
+        read: Gateway::authority_document,
+        take: Gateway::take_authority,
+    },
+];
 
 /// Their names.
 pub(super) const NAMES: [&str; DOCUMENTS.len()] = {
@@ -62,7 +80,10 @@ impl Gateway {
     /// The documents of this host or its authority have changed: other gateways are told at once.
     pub(in crate::services::gateway) fn authority_changed(&self) {
         let authority = self.authority_now();
-        let epochs = authority.as_ref().map(Authority::revocations).unwrap_or_default();
+        let mut epochs = authority.as_ref().map(Authority::revocations).unwrap_or_default();
+        for (name, count) in self.logins.removals() {
+            *epochs.entry(name).or_default() += count;
+        }
         let home = authority.filter(Authority::is_home).and_then(|authority| {
             let content = |document: &Document| {
                 let text = (document.read)(self).unwrap_or_default();
@@ -281,6 +302,15 @@ impl Gateway {
         answer.await.unwrap_or(true)
     }
 
+    /// Users and the key for tokens are those of the authority's home, once this host has the authority.
+    fn follow_logins(&self) -> Result<(), String> {
+        if self.is_replica() {
+            self.logins.follow_home().map_err(|error| error.to_string())?;
+        }
+        self.authority_changed();
+        Ok(())
+    }
+
     /// The authority without its private key.
     fn authority_document(&self) -> Option<Zeroizing<String>> {
         let shared = self.authority_now()?.without_key();
@@ -298,7 +328,7 @@ impl Gateway {
         let mut authority = self.authority.lock().unwrap_or_else(PoisonError::into_inner);
         let before = authority.replace(new.clone());
         drop(authority);
-        self.authority_changed();
+        self.follow_logins()?;
         if before.is_some_and(|before| !before.serves_like(&new)) {
             // Other keys: the gateway begins anew with them.
             self.wanted.send_modify(|_| {});

@@ -158,7 +158,10 @@ impl World {
                     host.exchange.set_revocations(epochs);
                     host.exchange.handle_taken(&taken, true, now);
                 }
-                Output::Save | Output::Requested { .. } | Output::Answered { .. } => {}
+                Output::Save
+                | Output::Codes(_)
+                | Output::Requested { .. }
+                | Output::Answered { .. } => {}
             }
         }
     }

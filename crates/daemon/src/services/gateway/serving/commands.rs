@@ -28,7 +28,7 @@ pub(in super::super) enum Command {
     Elsewhere { name: String },
     /// Has a client connect again if it has other addresses than it is to have.
     Readdress { network: String, name: String },
-    /// Ends the sessions of all whose certificates are revoked by now.
+    /// Ends the sessions of all who are no longer let in.
     Judge,
     /// Ends the sessions of revoked certificates. Replies how many there were.
     EndRevoked { reply: oneshot::Sender<usize> },
@@ -70,7 +70,7 @@ impl Serving {
             }
             Command::Elsewhere { name } => self.end_elsewhere(&name),
             Command::Readdress { network, name } => self.readdress(network, name),
-            Command::Judge => self.end_revoked(),
+            Command::Judge => self.end_unwanted(),
             Command::Roster { reply } => self.roster(reply),
             Command::Kill { whom, farewell, reply } => {
                 let its = |number, client: &Client, known: &Known| whom.is(number, client, known);

@@ -26,8 +26,8 @@ impl Serving {
         let key = (network, name);
         let addresses = self.gateway.peers.addresses(&key).unwrap_or_default();
         let is_other = |client: &Client| {
-            // Those who are revoked are told so.
-            let known = client.known().filter(|known| !self.is_revoked(known));
+            // Those who are no longer let in are told so.
+            let known = client.known().filter(|known| self.last_word(known).is_none());
             let mut own = known.into_iter().flat_map(|known| &known.addresses);
             own.any(|address| !addresses.contains(address))
         };
@@ -40,21 +40,26 @@ impl Serving {
         }
     }
 
-    /// The authority's home has told who is revoked.
-    pub(super) fn end_revoked(&mut self) {
-        let is_revoked = |client: &Client| client.known().is_some_and(|it| self.is_revoked(it));
-        let revoked = self.clients.iter().filter(|(_, client)| is_revoked(client));
-        for number in revoked.map(|(number, _)| *number).collect::<Vec<_>>() {
-            self.told(number, "its certificate was revoked");
+    /// The authority's home has told who is revoked, and which users there are.
+    pub(super) fn end_unwanted(&mut self) {
+        let last_word = |client: &Client| self.last_word(client.known()?);
+        let all = self.clients.iter();
+        let unwanted = all.filter_map(|(number, client)| Some((*number, last_word(client)?)));
+        for (number, farewell) in unwanted.collect::<Vec<_>>() {
+            self.told(number, "its certificate was revoked, or its user was removed or changed");
             // At once, also where a thread has the session.
             self.leave(number);
-            self.ask(number, Todo::Close(Message::Halt("certificate revoked".into())));
+            self.ask(number, Todo::Close(farewell));
         }
     }
 
-    fn is_revoked(&self, known: &Known) -> bool {
+    /// What a client is told that is no longer let in; `None`: it is.
+    fn last_word(&self, known: &Known) -> Option<Message> {
         let holder = known.certificate.as_ref();
-        holder.is_some_and(|holder| self.gateway.is_revoked(holder))
+        if holder.is_some_and(|holder| self.gateway.is_revoked(holder)) {
+            return Some(Message::Halt("certificate revoked".into()));
+        }
+        self.gateway.logins.standing(&known.login).last_word()
     }
 
     /// The clients of a name of which this holds.
