@@ -1,6 +1,7 @@
 //! Taking over the configuration of an OpenVPN server.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,9 @@ pub struct ImportRequest {
     pub pool: Option<String>,
     /// The authority's private key, in PEM, by which profiles for new clients are made.
     pub ca_key: Option<String>,
+    /// The program that judges user names and passwords in the place of those that the configuration names.
+    #[serde(default)]
+    pub auth_program: Option<PathBuf>,
     /// The network that clients join; `None`: that of the configuration's range.
     pub network: Option<String>,
     /// Only the report is made.

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod cases;
+mod logins;
 mod moved;
 mod pki;
 mod stage;

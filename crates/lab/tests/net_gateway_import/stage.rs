@@ -59,6 +59,8 @@ pub(crate) struct Stage {
 pub(crate) struct Machine {
     pub(crate) netns: Netns,
     number: u8,
+    /// It connects over TCP, else over UDP.
+    pub(crate) is_tcp: bool,
 }
 
 /// A running client.
@@ -103,7 +105,7 @@ impl Stage {
     pub(crate) fn machine(&self, number: u8) -> anyhow::Result<Machine> {
         let netns = self.lab.sandbox.add_netns(&format!("m{number}"))?;
         self.cable(&netns, &format!("m{number}"), &format!("198.51.{number}"))?;
-        Ok(Machine { netns, number })
+        Ok(Machine { netns, number, is_tcp: false })
     }
 
     /// Joins a namespace to the host by a network PREFIX.0/24, in which the host is 1 and the namespace 2.
@@ -174,7 +176,8 @@ impl Machine {
     /// Starts a client with a profile, which names no server.
     pub(crate) fn start(&self, profile: &Path) -> anyhow::Result<Running> {
         let (remote, profile) = (format!("198.51.{}.1", self.number), profile.to_string_lossy());
-        let words = ["openvpn", "--remote", &remote, "1194", "udp", "--config", &profile];
+        let proto = if self.is_tcp { "tcp-client" } else { "udp" };
+        let words = ["openvpn", "--remote", &remote, "1194", proto, "--config", &profile];
         Ok(self.netns.spawn(&[&words[..], &["--dev", "tun0"]].concat())?)
     }
 

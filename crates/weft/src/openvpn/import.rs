@@ -34,6 +34,9 @@ pub struct OpenvpnImportArgs {
     /// Private key of the certificate authority, so that weft openvpn client makes profiles by it
     #[arg(long, value_name = "FILE")]
     pub ca_key: Option<PathBuf>,
+    /// Program that judges user names and passwords in the place of plugin and auth-user-pass-verify
+    #[arg(long, value_name = "PROGRAM")]
+    pub auth_program: Option<PathBuf>,
     /// Network that clients join (default: the one of the range of server, which is made if there is none)
     #[arg(long, value_name = "NAME")]
     pub network: Option<String>,
@@ -41,7 +44,7 @@ pub struct OpenvpnImportArgs {
     #[arg(long)]
     pub replace: bool,
     /// Replace the list of revoked certificates of the configuration that was taken over
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "dry_run", "without_refused", "ca_key", "network", "replace"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "dry_run", "without_refused", "ca_key", "auth_program", "network", "replace"])]
     pub crl: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -58,6 +61,7 @@ pub(crate) async fn run(args: OpenvpnImportArgs, daemon: &Client) -> anyhow::Res
     let Some(path) = &args.file else { bail!("name the server's configuration") };
     let mut request = gathered(path)?;
     request.ca_key = args.ca_key.as_deref().map(needed).transpose()?;
+    request.auth_program = args.auth_program;
     request.network = args.network;
     request.dry_run = args.dry_run;
     request.without_refused = args.without_refused;

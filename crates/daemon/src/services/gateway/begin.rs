@@ -63,7 +63,10 @@ impl Gateway {
             return Err(conflict("this host has no IPv4 address on the network".into()));
         }
         let (config, options) = match &import {
-            Some(import) => (import.gate(), import.options(&channel.ciphers()).map_err(conflict)?),
+            Some(import) => {
+                let options = import.options(&channel.ciphers(), wanted.login.auth);
+                (import.gate(), options.map_err(conflict)?)
+            }
             None => self.own_options(wanted, channel.ciphers())?,
         };
         let threads_max = std::thread::available_parallelism().map_or(1, usize::from);

@@ -17,7 +17,7 @@ pub(super) struct Asks {
 
 impl Asks {
     /// The question, and that its answer may be shown.
-    fn challenge(self) -> Option<(&'static str, bool)> {
+    pub(super) fn challenge(self) -> Option<(&'static str, bool)> {
         (self.password && self.code).then_some((CODE_TEXT, true))
     }
 }

@@ -94,6 +94,11 @@ impl Gateway {
             let text = "each client needs a certificate here: weft openvpn client NAME, or weft openvpn serve --auth password";
             return Err(ApiError::new(ErrorKind::Conflict, text));
         }
+        if let Some(import) = self.imported()? {
+            let profile = import.shared_profile(&self.own_remotes().await?, request.totp);
+            let profile = profile.map_err(|error| ApiError::new(ErrorKind::Conflict, error))?;
+            return Ok(SharedProfile { profile: profile.to_string() });
+        }
         let remotes = self.places("").await?;
         let authority = self.authority_now().ok_or_else(no_authority)?;
         let shared = authority.shared().map_err(refusal)?;

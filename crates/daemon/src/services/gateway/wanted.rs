@@ -81,7 +81,8 @@ impl Gateway {
         }
         let tools = self.checked_tools(tools)?;
         let network = self.networks.join(network.as_deref()).await?.name;
-        if import.is_some() && !login.auth.has_certificate() {
+        let needs_certificate = import.as_ref().is_some_and(|it| !it.allows_passwords_alone());
+        if needs_certificate && !login.auth.has_certificate() {
             return bad(
                 "clients of a configuration that was taken over show certificates: --auth both"
                     .into(),

@@ -1,16 +1,18 @@
 //! A configuration that was taken over, as the gateway serves by it.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use ipnet::IpNet;
 use rustls::pki_types::CertificateDer;
-use weft_api::{Listen, Protocol, ServeRequest};
+use weft_api::{Auth, Listen, Protocol, ServeRequest};
 use weft_crypto::DataCipher;
-use weft_openvpn::config::{ClientFile, NameKind, PushChange, ServerSettings, TlsSettings};
+use weft_openvpn::config::{
+    ClientFile, NameKind, Proto, PushChange, ServerSettings, TlsSettings,
+};
 use weft_openvpn::device::Side;
 use weft_openvpn::gate::GateConfig;
 use weft_openvpn::key_method::LinkOptions;
@@ -75,33 +77,25 @@ impl Imported {
     }
 
     /// Where to listen; none: as without a configuration.
-    fn listens(&self) -> Vec<SocketAddr> {
+    fn listens(&self) -> Vec<Listen> {
         let ServerSettings { listens, port, proto, .. } = &self.settings;
-        if listens.is_empty() && *port == PORT && proto.is_ipv6.is_none() {
+        if listens.is_empty() && *port == PORT && *proto == Proto::default() {
             return Vec::new();
         }
-        let all = |port: u16, is_ipv6: Option<bool>| {
-            let ipv4 = SocketAddr::from(([0, 0, 0, 0], port));
-            let ipv6 = SocketAddr::from(([0_u16; 8], port));
-            let has_ipv6 = std::path::Path::new("/proc/net/if_inet6").exists();
-            let is_wanted = |it: &SocketAddr| match is_ipv6 {
-                Some(is_ipv6) => it.is_ipv4() != is_ipv6,
-                None => it.is_ipv4() || has_ipv6,
-            };
-            [ipv4, ipv6].into_iter().filter(is_wanted).collect::<Vec<_>>()
+        let place = |proto: Proto, address: Option<IpAddr>, port: u16| {
+            // As with OpenVPN, a socket of IPv6 takes IPv4, too.
+            let all_ipv4 = (proto.is_ipv6 == Some(false)).then_some(Ipv4Addr::UNSPECIFIED.into());
+            let protocol = if proto.is_tcp { Protocol::Tcp } else { Protocol::Udp };
+            Listen { protocol, address: address.or(all_ipv4), port }
         };
         if listens.is_empty() {
-            return all(*port, proto.is_ipv6);
+            return vec![place(*proto, None, *port)];
         }
         let of = |listen: &weft_openvpn::config::Listen| {
-            let port = listen.port.unwrap_or(*port);
-            let host = listen.host.as_deref().and_then(|host| host.parse::<IpAddr>().ok());
-            match host {
-                Some(host) => vec![SocketAddr::new(host, port)],
-                None => all(port, listen.proto.unwrap_or(*proto).is_ipv6),
-            }
+            let address = listen.host.as_deref().and_then(|host| host.parse::<IpAddr>().ok());
+            place(listen.proto.unwrap_or(*proto), address, listen.port.unwrap_or(*port))
         };
-        listens.iter().flat_map(of).collect()
+        listens.iter().map(of).collect()
     }
 
     /// Seconds until a ping, and until a client connects again; `None`: the configuration does not say.
@@ -114,13 +108,8 @@ impl Imported {
     pub(in crate::services::gateway) fn fill(&self, request: ServeRequest) -> ServeRequest {
         let (ping_s, ping_restart_s) = self.pings();
         let network = self.saved.network.clone();
-        let udp = |at: SocketAddr| Listen {
-            protocol: Protocol::Udp,
-            address: Some(at.ip()),
-            port: at.port(),
-        };
         let listen = match request.listen.is_empty() {
-            true => self.listens().into_iter().map(udp).collect(),
+            true => self.listens(),
             false => request.listen,
         };
         ServeRequest {
@@ -129,6 +118,7 @@ impl Imported {
             ping_s: request.ping_s.or(ping_s),
             ping_restart_s: request.ping_restart_s.or(ping_restart_s),
             tools: watching::filled(request.tools, watching::tools(&self.settings)),
+            login: self.login(request.login),
             ..request
         }
     }
@@ -148,10 +138,11 @@ impl Imported {
                 true => now.ping_restart_s.unwrap_or(PING_RESTART_S),
                 false => wanted.ping_restart_s,
             };
-        let tools = if wanted.tools == had.tools { now.tools } else { wanted.tools };
+        let tools = if wanted.tools == had.tools { now.tools } else { wanted.tools.clone() };
+        let login = if wanted.login == had.login { now.login } else { wanted.login.clone() };
         let network = self.saved.network.clone();
         let import = Some(self.saved.id);
-        Wanted { listen, network, ping_s, ping_restart_s, tools, import, ..wanted }
+        Wanted { listen, network, ping_s, ping_restart_s, tools, login, import, ..wanted }
     }
 
     /// The password of the management interface, by the file that the configuration names.
@@ -198,13 +189,14 @@ impl Imported {
         tls.tls_auth.as_ref().map(|key| WrapKeys::tls_auth(key, digest, direction))
     }
 
-    /// What all sessions have in common, on a device with these ciphers.
+    /// What all sessions have in common, on a device with these ciphers, if clients log in so.
     ///
     /// # Errors
     /// The certificates cannot be used: why.
     pub(in crate::services::gateway) fn options(
         &self,
         device: &[DataCipher],
+        auth: Auth,
     ) -> Result<ServerOptions, String> {
         let settings = &self.settings.tls;
         let all = settings.ciphers.iter().copied();
@@ -217,7 +209,7 @@ impl Imported {
         }
         let renew = Some(settings.renew_s).filter(|renew_s| *renew_s > 0);
         Ok(ServerOptions {
-            tls: tls(settings)?,
+            tls: tls(settings, self.client_cert(auth))?,
             timing: Timing {
                 hand_window: seconds(settings.handshake_s),
                 transition_window: seconds(settings.transition_s),
@@ -282,18 +274,20 @@ impl Imported {
         Ok(Holder { name, serial: serial_of(certificate.raw_serial()), issuer })
     }
 
-    /// Why a client is not let in now.
+    /// Why a client with this certificate is not let in now.
     pub(in crate::services::gateway) fn refusal(&self, holder: &Holder) -> Option<&'static str> {
         if self.revocations.expired(SystemTime::now()).is_some() {
             return Some(EXPIRED);
         }
-        if self.is_revoked(holder) {
-            return Some(REVOKED);
-        }
-        if self.client(&holder.name).is_some_and(|file| file.is_disabled) {
+        self.is_revoked(holder).then_some(REVOKED)
+    }
+
+    /// Why no client of this name is let in now.
+    pub(in crate::services::gateway) fn refusal_of(&self, name: &str) -> Option<&'static str> {
+        if self.client(name).is_some_and(|file| file.is_disabled) {
             return Some(DISABLED);
         }
-        let has_file = || self.clients.contains_key(&file_name(&holder.name));
+        let has_file = || self.clients.contains_key(&file_name(name));
         (self.settings.needs_client_file && !has_file()).then_some(NO_FILE)
     }
 

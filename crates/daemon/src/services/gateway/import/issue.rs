@@ -22,6 +22,7 @@ use crate::services::gateway::authority::{
     random,
 };
 use crate::services::gateway::places::Remote;
+use crate::services::gateway::profile::Asks;
 use crate::services::gateway::{Gateway, refusal};
 use crate::timestamp;
 
@@ -134,9 +135,9 @@ impl Imported {
         let certificate = params.signed_by(&client, &issuer).map_err(made)?.pem();
         let serial = hex(&serial);
         let client = Secret::new(client.serialize_pem());
-        let profile = self
-            .profile(&name, remotes, (&certificate, &client), asks_password)
-            .map_err(conflict)?;
+        let asks = Asks { password: asks_password, code: false };
+        let profile =
+            self.profile(&name, remotes, Some((&certificate, &client)), asks).map_err(conflict)?;
         let mut saved = self.saved.clone();
         let (of, until) = (name.clone(), not_after.clone());
         saved.issued.push(Issued {
@@ -149,13 +150,25 @@ impl Imported {
         Ok((saved, ClientProfile { name, serial, not_after, profile }))
     }
 
+    /// The profile for all users, who show a name and a password alone.
+    ///
+    /// # Errors
+    /// It cannot be written: why.
+    pub(in crate::services::gateway) fn shared_profile(
+        &self,
+        remotes: &[Remote],
+        asks_code: bool,
+    ) -> Result<Zeroizing<String>, String> {
+        self.profile("", remotes, None, Asks { password: true, code: asks_code })
+    }
+
     /// The profile of a client, wrapped as the server's other clients are.
     fn profile(
         &self,
         name: &str,
         remotes: &[Remote],
-        cert: (&str, &Secret),
-        asks_password: bool,
+        cert: Option<(&str, &Secret)>,
+        asks: Asks,
     ) -> Result<Zeroizing<String>, String> {
         let tls = &self.settings.tls;
         let client_key = self.settings.tls_crypt_v2.as_ref().map(|key| {
@@ -176,15 +189,18 @@ impl Imported {
         };
         let server_name = server_name(tls);
         let profile = NewProfile {
-            comment: &format!("{name}, for Weft. It holds a private key: keep it secret."),
+            comment: &match cert {
+                Some(_) => format!("{name}, for Weft. It holds a private key: keep it secret."),
+                None => "All users, for Weft. Each logs in with a name and a password.".into(),
+            },
             remotes,
             is_random: false,
             ca: tls.ca.as_deref().unwrap_or_default(),
-            cert: Some(cert),
+            cert,
             wrapping,
             server_name: server_name.as_deref(),
-            asks_password,
-            challenge: None,
+            asks_password: asks.password,
+            challenge: asks.challenge(),
         };
         profile.to_text().map_err(|error| error.to_string())
     }

@@ -6,12 +6,14 @@
 
 mod imported;
 mod issue;
+mod logins;
 mod places;
 mod reading;
 mod trust;
 mod watching;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
@@ -20,6 +22,7 @@ use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 use weft_api::{ApiError, CrlRequest, ErrorKind, ImportReport, ImportRequest};
 use weft_kernel::ClientWays;
+use weft_openvpn::config::VerifyClientCert;
 use zeroize::Zeroizing;
 
 pub(super) use self::imported::Imported;
@@ -28,6 +31,7 @@ use self::places::Place;
 use self::reading::{Reading, pool_addresses};
 use super::Gateway;
 use super::authority::{Holder, Issued, holder_of};
+use super::login;
 use super::serving::Command;
 use crate::timestamp;
 
@@ -47,6 +51,9 @@ pub(super) struct Saved {
     /// The list of revoked certificates that came after the configuration.
     crl: Option<String>,
     ca_key: Option<Zeroizing<String>>,
+    /// The program that judges passwords in the place of those that the configuration names.
+    #[serde(default)]
+    auth_program: Option<PathBuf>,
     network: String,
     /// This host's own address on the network.
     own: Option<IpNet>,
@@ -227,6 +234,11 @@ impl Gateway {
         }
     }
 
+    /// Why a client of this name is not let in, whoever it has shown to be.
+    pub(super) fn refusal_of(&self, name: &str) -> Option<&'static str> {
+        self.imported_now()?.refusal_of(name)
+    }
+
     /// Saves a configuration, and serves by it from now on.
     async fn save_import(self: &Arc<Self>, saved: Saved) -> Result<(), ApiError> {
         let gateway = Arc::clone(self);
@@ -259,7 +271,8 @@ impl Gateway {
 impl Draft {
     /// Reads a configuration, and finds what is wrong with its keys and certificates.
     fn new(request: ImportRequest, before: Option<&Imported>) -> Self {
-        let ImportRequest { config, files, unread, client_files, pool, ca_key, .. } = request;
+        let ImportRequest { config, files, unread, client_files, pool, .. } = request;
+        let ImportRequest { ca_key, auth_program, .. } = request;
         let mut saved = Saved {
             id: rand::random::<u64>() >> 12,
             config: Zeroizing::new(config),
@@ -267,6 +280,7 @@ impl Draft {
             unread,
             client_files,
             ca_key: ca_key.map(Zeroizing::new),
+            auth_program,
             ..Saved::default()
         };
         let reading = Reading::of(&saved);
@@ -277,9 +291,17 @@ impl Draft {
             saved.ca_key = saved.ca_key.or_else(|| before.saved.ca_key.clone());
         }
         let mut report = ImportReport { client_files: reading.clients.len(), ..Default::default() };
-        let is_whole = tls.ca.is_some() && tls.cert.is_some() && tls.key.is_some();
+        let client_cert = reading.settings.client_cert;
+        let has_ca = tls.ca.is_some() || client_cert == VerifyClientCert::None;
+        let is_whole = has_ca && tls.cert.is_some() && tls.key.is_some();
         if is_whole {
-            report.faults.extend(trust::faults(tls, SystemTime::now()));
+            report.faults.extend(trust::faults(tls, client_cert, SystemTime::now()));
+        }
+        let login = logins::settings(&reading.settings, saved.auth_program.as_deref());
+        report.faults.extend(login::fault(&login));
+        if saved.auth_program.is_some() && !login.auth.has_password() {
+            let text = "the server asks for no passwords: leave --auth-program out";
+            report.faults.push(text.into());
         }
         match revocations(&saved, tls) {
             Ok(revocations) => {

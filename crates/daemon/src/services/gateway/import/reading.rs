@@ -8,12 +8,13 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use weft_api::ImportedLine;
 use weft_openvpn::config::{
-    ClientFile, ImportLine, Proto, ServerImport, ServerSettings, Verdict, VerifyClientCert,
+    ClientFile, ImportLine, ServerImport, ServerSettings, Verdict, VerifyClientCert,
     read_client_file, read_server_config,
 };
 use weft_openvpn::messages::{PushOption, Topology};
 use weft_openvpn::wrap::AuthDigest;
 
+use super::logins::has_login;
 use super::{Saved, watching};
 
 /// The file of clients without one of their own.
@@ -44,8 +45,7 @@ const DECIDERS: [&str; 23] = [
     "verify-client-cert",
     "verify-x509-name",
 ];
-const PASSWORDS: &str =
-    "this gateway checks no passwords: clients would be let in by their certificates alone";
+const NO_PASSWORDS: &str = "the server asks for no passwords";
 const OWN_TRAFFIC: &str =
     "clients have no way to the Internet through this gateway: remove it, and they keep their own";
 
@@ -64,7 +64,10 @@ impl Reading {
         let mut files = |path: &str| saved.read(path);
         let ServerImport { settings, lines, missing } =
             read_server_config(&saved.config, &mut files);
-        let lines = lines.into_iter().map(|line| noted(judged(line, &settings), &settings));
+        let has_program = saved.auth_program.is_some();
+        let lines = lines
+            .into_iter()
+            .map(|line| noted(judged(line, &settings, has_program), &settings));
         let lines = lines.collect();
         let mut reading = Self {
             settings,
@@ -291,11 +294,13 @@ fn noted(line: ImportLine, settings: &ServerSettings) -> ImportedLine {
 }
 
 /// A line as this gateway can keep it.
-fn judged(line: ImportLine, settings: &ServerSettings) -> ImportLine {
+fn judged(line: ImportLine, settings: &ServerSettings, has_program: bool) -> ImportLine {
     if line.verdict != Verdict::Taken {
         return line;
     }
-    let verdict = on_gateway(&line.text, settings).unwrap_or(Verdict::Taken);
+    let verdict = on_gateway(&line.text, settings)
+        .or_else(|| of_logins(&line.text, settings, has_program))
+        .unwrap_or(Verdict::Taken);
     ImportLine { verdict, ..line }
 }
 
@@ -320,30 +325,66 @@ fn on_gateway(text: &str, settings: &ServerSettings) -> Option<Verdict> {
         "server-ipv6" | "ifconfig-ipv6" if settings.ipv6.or(settings.own_ipv6)?.1 != 64 => {
             refused("an IPv6 range is a /64: correct the prefix length")
         }
-        "auth-user-pass-verify" | "plugin" | "auth-gen-token" | "auth-gen-token-secret" => {
-            refused(PASSWORDS)
-        }
-        "auth-user-pass-optional" | "username-as-common-name" => nothing(PASSWORDS),
-        "verify-client-cert" | "client-cert-not-required"
-            if settings.client_cert != VerifyClientCert::Require =>
-        {
-            refused(PASSWORDS)
-        }
-        "proto" if settings.proto.is_tcp => refused(TCP),
         "local" => refused_socket(settings),
         "push" if pushed(text).is_some_and(is_refused_push) => refused(OWN_TRAFFIC),
         _ => None,
     }
 }
 
-const TCP: &str = "this gateway listens on UDP alone: change it to udp here and in the profiles";
+/// The same of a directive about logins. A program may stand for those that the configuration names.
+fn of_logins(text: &str, settings: &ServerSettings, has_program: bool) -> Option<Verdict> {
+    let nothing = |why: &'static str| Some(Verdict::NoMeaning(Cow::Borrowed(why)));
+    let refused = |why: &'static str| Some(Verdict::Refused(Cow::Borrowed(why)));
+    let name = name_of(text);
+    match name {
+        "auth-user-pass-verify" | "plugin" if has_program => {
+            nothing("the program of --auth-program judges user names and passwords")
+        }
+        "plugin" => refused(
+            "a program asks PAM here: name it by --auth-program; docs/openvpn.md has one for PAM",
+        ),
+        "auth-user-pass-verify" => {
+            let program = settings.login_program.as_ref()?;
+            if !program.is_by_file {
+                return refused(
+                    "the password would be in the program's environment: use via-file, or name a program by --auth-program",
+                );
+            }
+            if program.command.contains(char::is_whitespace) {
+                return refused(
+                    "the program gets the file as its only argument: name one by --auth-program that runs this command",
+                );
+            }
+            None
+        }
+        "auth-gen-token" | "auth-gen-token-secret" | "auth-user-pass-optional"
+        | "username-as-common-name"
+            if !has_login(settings) =>
+        {
+            nothing(NO_PASSWORDS)
+        }
+        "auth-gen-token" if settings.tokens.is_some_and(|tokens| tokens.is_external) => refused(
+            "a program is asked for the password alone, tokens are judged here: remove external-auth",
+        ),
+        "auth-gen-token-secret" => nothing(
+            "tokens are signed with a key of this gateway's: users give their passwords once more",
+        ),
+        "auth-user-pass-optional" => {
+            refused("user name and password are always asked for: remove the line")
+        }
+        "verify-client-cert"
+            if settings.client_cert == VerifyClientCert::Optional && !settings.names_by_user =>
+        {
+            refused(
+                "a client would be known by its certificate or by its user name, as it likes: add username-as-common-name, or use none or require",
+            )
+        }
+        _ => None,
+    }
+}
 
 fn refused_socket(settings: &ServerSettings) -> Option<Verdict> {
     let refused = |why: &'static str| Some(Verdict::Refused(Cow::Borrowed(why)));
-    let is_tcp = |proto: Option<Proto>| proto.is_some_and(|proto| proto.is_tcp);
-    if settings.listens.iter().any(|listen| is_tcp(listen.proto)) {
-        return refused(TCP);
-    }
     let is_name = |host: &str| host.parse::<IpAddr>().is_err();
     let mut hosts = settings.listens.iter().filter_map(|listen| listen.host.as_deref());
     if hosts.any(is_name) {
@@ -408,26 +449,54 @@ mod tests {
     fn lines_that_this_gateway_cannot_keep_are_not_said_to_be_taken() {
         let config = "port 1194\nproto tcp\nstatus a.log\nmanagement localhost 7505\n\
             push \"redirect-gateway def1\"\npush \"route 192.0.2.0 255.255.255.0\"\n\
-            auth-user-pass-verify /bin/x via-file\nverify-client-cert none\nlocal vpn.example\n\
+            auth-user-pass-verify /bin/x via-env\nverify-client-cert none\nlocal vpn.example\n\
             crl-verify gone.pem\npush \"x\n";
         let reading = reading(config, &[]);
         let expected = [
             ("port", "taken"),
-            ("proto", "refused"),
+            ("proto", "taken"),
             ("status", "taken"),
             ("management", "refused"),
             ("push", "refused"),
             ("push", "taken"),
             ("auth-user-pass-verify", "refused"),
-            ("verify-client-cert", "refused"),
+            ("verify-client-cert", "taken"),
             ("local", "refused"),
             ("crl-verify", "refused"),
             ("", "refused"),
         ];
         assert_eq!(verdicts(&reading), expected);
-        assert_eq!(reading.in_the_way(false), 8);
-        // Passwords, certificates, the list, and the line that nobody can read.
-        assert_eq!(reading.in_the_way(true), 4);
+        assert_eq!(reading.in_the_way(false), 6);
+        // Passwords, the list, and the line that nobody can read.
+        assert_eq!(reading.in_the_way(true), 3);
+    }
+
+    #[test]
+    fn lines_about_logins_are_taken_as_far_as_they_can_be_kept() {
+        const SCRIPT: &str = "auth-user-pass-verify /bin/x via-file\n";
+        const PAM: &str = "plugin /lib/openvpn-plugin-auth-pam.so login\n";
+        for (config, expected) in [
+            (SCRIPT.to_owned(), "taken"),
+            ("auth-user-pass-verify \"/bin/x y\" via-file\n".to_owned(), "refused"),
+            (PAM.to_owned(), "refused"),
+            ("auth-gen-token 60\n".to_owned(), "nothing"),
+            (format!("auth-gen-token 60\n{SCRIPT}"), "taken"),
+            (format!("auth-gen-token 0 external-auth\n{SCRIPT}"), "refused"),
+            (format!("auth-user-pass-optional\n{SCRIPT}"), "refused"),
+            ("username-as-common-name\n".to_owned(), "nothing"),
+            (format!("username-as-common-name\n{SCRIPT}"), "taken"),
+            (format!("verify-client-cert optional\n{SCRIPT}"), "refused"),
+            (format!("verify-client-cert optional\nusername-as-common-name\n{SCRIPT}"), "taken"),
+        ] {
+            let reading = reading(&config, &[]);
+            assert_eq!(verdicts(&reading)[0].1, expected, "{config}");
+        }
+        let saved = Saved {
+            config: zeroize::Zeroizing::new(PAM.to_owned()),
+            auth_program: Some("/etc/pam".into()),
+            ..Saved::default()
+        };
+        assert_eq!(verdicts(&Reading::of(&saved))[0].1, "nothing");
     }
 
     #[test]

@@ -4,11 +4,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoClientAuth, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion};
-use weft_openvpn::config::{TlsSettings, TlsVersion};
+use weft_openvpn::config::{TlsSettings, TlsVersion, VerifyClientCert};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 use x509_parser::revocation_list::CertificateRevocationList;
@@ -104,18 +106,15 @@ pub(super) fn certificates(name: &str, pem: &str) -> Result<Vec<CertificateDer<'
 }
 
 /// How the server shows who it is, and verifies its clients.
-pub(super) fn tls(settings: &TlsSettings) -> Result<Arc<ServerConfig>, String> {
-    let mut roots = RootCertStore::empty();
-    for ca in certificates("ca", settings.ca.as_deref().unwrap_or_default())? {
-        roots.add(ca).map_err(|error| format!("a certificate of ca cannot be used: {error}"))?;
-    }
+pub(super) fn tls(
+    settings: &TlsSettings,
+    client_cert: VerifyClientCert,
+) -> Result<Arc<ServerConfig>, String> {
     let key = settings.key.as_ref().ok_or("no key")?;
     let key = PrivateKeyDer::from_pem_slice(key.expose().as_bytes())
         .map_err(|error| format!("key is no private key in PEM ({error}): restore the file"))?;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let verifier =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
-    let verifier = verifier.build().map_err(|error| format!("ca cannot be used: {error}"))?;
+    let verifier = verifier(settings, client_cert, &provider)?;
     let builder = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&versions(settings))
         .map_err(|error| format!("no version of TLS is left ({error}): correct tls-version-min"))?
@@ -129,8 +128,33 @@ pub(super) fn tls(settings: &TlsSettings) -> Result<Arc<ServerConfig>, String> {
     Ok(Arc::new(config))
 }
 
+fn verifier(
+    settings: &TlsSettings,
+    client_cert: VerifyClientCert,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    if client_cert == VerifyClientCert::None {
+        return Ok(Arc::new(NoClientAuth));
+    }
+    let mut roots = RootCertStore::empty();
+    for ca in certificates("ca", settings.ca.as_deref().unwrap_or_default())? {
+        roots.add(ca).map_err(|error| format!("a certificate of ca cannot be used: {error}"))?;
+    }
+    let roots = Arc::new(roots);
+    let builder = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider));
+    let builder = match client_cert {
+        VerifyClientCert::Optional => builder.allow_unauthenticated(),
+        VerifyClientCert::Require | VerifyClientCert::None => builder,
+    };
+    builder.build().map_err(|error| format!("ca cannot be used: {error}"))
+}
+
 /// What is wrong with the certificates now.
-pub(super) fn faults(settings: &TlsSettings, now: SystemTime) -> Vec<String> {
+pub(super) fn faults(
+    settings: &TlsSettings,
+    client_cert: VerifyClientCert,
+    now: SystemTime,
+) -> Vec<String> {
     let mut faults = Vec::new();
     let ca = certificates("ca", settings.ca.as_deref().unwrap_or_default()).unwrap_or_default();
     let own = chain(settings).unwrap_or_default();
@@ -142,7 +166,7 @@ pub(super) fn faults(settings: &TlsSettings, now: SystemTime) -> Vec<String> {
             Err(error) => faults.push(format!("a certificate of {name} is damaged ({error})")),
         }
     }
-    faults.extend(tls(settings).err());
+    faults.extend(tls(settings, client_cert).err());
     faults
 }
 

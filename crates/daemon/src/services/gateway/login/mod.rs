@@ -32,7 +32,7 @@ use self::users::User;
 use super::authority::Holder;
 use crate::upkeep::store::{Store, StoreError};
 
-pub(super) use self::settings::fault;
+pub(super) use self::settings::{TOKEN_LIFETIME_S_MAX, fault};
 pub(super) use self::shared::TakenCode;
 pub(super) use self::users::{Hashed, UserChange, UserError, Users, hash};
 

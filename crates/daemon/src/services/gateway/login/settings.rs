@@ -8,7 +8,7 @@ use crate::services::gateway::authority::check_name;
 /// How long a token stands for the password unless it is said otherwise, in seconds: a working day.
 const TOKEN_LIFETIME_S: u32 = 43_200;
 /// The longest lifetime, in seconds: ten years, in the place of none.
-const TOKEN_LIFETIME_S_MAX: u32 = 315_360_000;
+pub(in super::super) const TOKEN_LIFETIME_S_MAX: u32 = 315_360_000;
 /// How often a token is renewed unless it is said otherwise, in seconds: as often as keys are.
 const TOKEN_RENEWAL_S: u32 = 3_600;
 

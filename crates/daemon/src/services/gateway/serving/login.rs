@@ -153,6 +153,9 @@ impl Serving {
 
     /// Begins to let a client in, or goes on with it.
     fn let_on(&mut self, number: u32, identity: Identity) {
+        if let Some(why) = self.gateway.refusal_of(&identity.name) {
+            return self.refuse(number, "client_refused", AuthFailure::Text(why.into()));
+        }
         let (is_full, instance) =
             (self.is_full(&identity.name), self.free_instance(number, &identity.name));
         let Some(client) = self.clients.get_mut(&number) else { return };
