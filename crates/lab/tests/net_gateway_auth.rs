@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
@@ -179,6 +179,32 @@ fn a_user_logs_in_once_and_is_out_within_a_second_of_being_removed() -> anyhow::
     stage.refused(&profile, &login("anna", PASSWORD), FAILED)?;
     let unknown = host.weft(&["openvpn", "user", "rm", "anna"])?;
     ensure!(unknown.status.code() == Some(4), "{unknown:?}");
+    Ok(())
+}
+
+#[test]
+fn a_token_is_renewed_with_each_key() -> anyhow::Result<()> {
+    // A token is good for 12 s, and the password is gone by then.
+    let stage = Stage::new(&["--auth", "password", "--token-renewal", "6"])?;
+    stage.add("anna@example.com", &[])?;
+    let profile = stage.profile(&["--shared"])?;
+    let words = ["--reneg-sec", "5", "--auth-nocache"];
+    let anna = Login { words: &words, ..login("anna@example.com", PASSWORD) };
+    let (mut client, pushed) = stage.connect(&profile, &anna)?;
+    stage.file("anna@example.com.login", "anna@example.com\nwrong horse\n")?;
+    let connected = Instant::now();
+    while connected.elapsed() < Duration::from_secs(20) {
+        client.line_with("PUSH_REPLY,auth-token", LIMIT)?;
+    }
+    stage.wait_ping(&pushed)?;
+    let names = stage.names()?;
+    ensure!(names == [("anna@example.com".into(), "anna@example.com".into())], "{names:?}");
+    let clients = stage.host().weft_json(&["status", "clients"])?;
+    ensure!(clients[0]["dns_name"].is_null(), "{clients}");
+    // It is the same session: a token that was refused would have made it a new one.
+    let begun = clients[0]["since"].as_str().context("no time")?.to_owned();
+    let last = clients[0]["last_handshake"].as_str().context("no time")?;
+    ensure!(*begun < *last && stage.drops("login_token_refused")? == 0, "{clients}");
     Ok(())
 }
 

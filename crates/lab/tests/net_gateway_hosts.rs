@@ -389,7 +389,8 @@ fn a_login_is_good_on_all_hosts_and_a_removed_user_is_out_on_all() -> anyhow::Re
     home.start_daemon(&[])?;
     stage.lab.wait_active()?;
     try_wait_until("the hosts to know each other again", LIMIT, || {
-        let is_serving = |host| gateway(host).is_ok_and(|it| it["gateways"][0]["state"] == "serving");
+        let is_serving =
+            |host| gateway(host).is_ok_and(|it| it["gateways"][0]["state"] == "serving");
         Ok(is_serving(home) && is_serving(replica))
     })?;
     let begun = Instant::now();

@@ -26,7 +26,7 @@ use crate::timestamp;
 
 /// Certificates that an authority issues at most.
 pub(super) const CERTIFICATES_MAX: usize = 100_000;
-/// The longest name of a client, in bytes: it is a part of a DNS name, and of a certificate.
+/// The longest name of a client, in bytes: as long as a part of a DNS name, and fit for a certificate.
 const NAME_BYTES_MAX: usize = 63;
 /// How long the authority's certificate and the server's are good for, in days.
 const AUTHORITY_DAYS: u64 = 3_650;
@@ -44,7 +44,7 @@ pub(super) const SERVER_NAME: &str = "weft-openvpn";
 pub(super) enum AuthorityError {
     /// User: a name that cannot be one.
     #[error(
-        "{0:?} is no name for a client: give 1 to {NAME_BYTES_MAX} letters, digits, dots, - and _"
+        "{0:?} is no name for a client: give 1 to {NAME_BYTES_MAX} letters, digits, dots, -, _, @ and +"
     )]
     BadName(String),
     /// User: too many certificates.
@@ -319,9 +319,10 @@ pub(super) fn serial_of(bytes: &[u8]) -> String {
     hex(bytes.get(zeros..).unwrap_or_default())
 }
 
-/// Refuses a name that is no part of a DNS name and of an owner of addresses.
+/// Refuses a name that people, files, tables and command lines could take for something else. Names with `@` or `+`, as
+/// those of mail addresses, are none in DNS.
 pub(super) fn check_name(name: &str) -> Result<(), AuthorityError> {
-    let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b".-_@+".contains(&byte);
     let is_name = (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_fit);
     if is_name { Ok(()) } else { Err(AuthorityError::BadName(name.to_owned())) }
 }
@@ -438,12 +439,15 @@ mod tests {
     }
 
     #[test]
-    fn names_that_dns_or_a_certificate_cannot_have_are_refused() {
+    fn names_that_could_be_taken_for_something_else_are_refused() {
         let mut authority = Authority::new("host").unwrap();
-        for name in ["", "a b", "a/b", "a:b", "ä", "a\nb", &"x".repeat(64)] {
+        for name in ["", "a b", "a/b", "a:b", "a,b", "a\\b", "ä", "a\nb", &"x".repeat(64)] {
             assert!(matches!(authority.issue(name), Err(AuthorityError::BadName(_))), "{name}");
         }
         assert!(authority.issue(&"x".repeat(63)).is_ok());
+        let anna = authority.issue("anna+vpn@example.com").unwrap();
+        let certificate = CertificateDer::from_pem_slice(anna.certificate.as_bytes()).unwrap();
+        assert_eq!(holder_of(&certificate).unwrap().name, "anna+vpn@example.com");
     }
 
     #[test]

@@ -10,9 +10,7 @@ use ipnet::IpNet;
 use rustls::pki_types::CertificateDer;
 use weft_api::{Auth, Listen, Protocol, ServeRequest};
 use weft_crypto::DataCipher;
-use weft_openvpn::config::{
-    ClientFile, NameKind, Proto, PushChange, ServerSettings, TlsSettings,
-};
+use weft_openvpn::config::{ClientFile, NameKind, Proto, PushChange, ServerSettings, TlsSettings};
 use weft_openvpn::device::Side;
 use weft_openvpn::gate::GateConfig;
 use weft_openvpn::key_method::LinkOptions;

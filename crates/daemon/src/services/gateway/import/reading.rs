@@ -357,7 +357,9 @@ fn of_logins(text: &str, settings: &ServerSettings, has_program: bool) -> Option
             }
             None
         }
-        "auth-gen-token" | "auth-gen-token-secret" | "auth-user-pass-optional"
+        "auth-gen-token"
+        | "auth-gen-token-secret"
+        | "auth-user-pass-optional"
         | "username-as-common-name"
             if !has_login(settings) =>
         {

@@ -219,9 +219,7 @@ impl Gateway {
         let gateway = Arc::clone(self);
         tokio::spawn(async move {
             for held in gateway.attachments.allocations().await {
-                let Some(rest) = held.owner.strip_prefix(CLIENT_OWNER) else { continue };
-                let (network, name) = rest.split_once('/').unwrap_or((NETWORK, rest));
-                let key = (network.to_owned(), name.to_owned());
+                let Some(key) = client_of(&held.owner) else { continue };
                 if gateway.peers.addresses(&key).is_some() {
                     continue;
                 }
@@ -334,5 +332,39 @@ impl Gateway {
             self.wanted.send_modify(|_| {});
         }
         Ok(())
+    }
+}
+
+/// The client that this owner of addresses is, as [`owner_of`] writes it.
+fn client_of(owner: &str) -> Option<Key> {
+    let rest = owner.strip_prefix(CLIENT_OWNER)?;
+    let (network, written) = rest.split_once('/').unwrap_or((NETWORK, rest));
+    let (mut name, mut bytes) = (Vec::new(), written.bytes());
+    while let Some(byte) = bytes.next() {
+        name.push(match byte {
+            b'%' => {
+                let digits = [bytes.next()?, bytes.next()?];
+                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
+            }
+            other => other,
+        });
+    }
+    Some((network.to_owned(), String::from_utf8(name).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_found_again_by_its_owner() {
+        for network in [NETWORK, "openvpn"] {
+            for name in ["anna", "anna@example.com", "Carla Smith", "50%", "ä/b"] {
+                let key = (network.to_owned(), name.to_owned());
+                assert_eq!(client_of(&owner_of(network, name)), Some(key));
+            }
+        }
+        assert_eq!(client_of("container:x"), None);
+        assert_eq!(client_of(&format!("{CLIENT_OWNER}a%4")), None);
     }
 }
