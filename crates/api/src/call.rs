@@ -97,6 +97,10 @@ calls! {
     DnsRemove = Post "/v1/dns/remove" types::DnsRemoveRequest => Vec<types::DnsName>;
     /// Makes the certificate authority of OpenVPN clients.
     AuthorityInit = Post "/v1/openvpn/ca" Nothing => gateway::Authority;
+    /// Makes another host the authority's home.
+    AuthorityMove = Post "/v1/openvpn/ca/move" gateway::MoveRequest => gateway::Authority;
+    /// Makes this host the authority's home, by a backup.
+    AuthorityRestore = Post "/v1/openvpn/ca/restore" gateway::RestoreRequest => gateway::Authority;
     /// Serves OpenVPN clients.
     Serve = Post "/v1/openvpn/serve" gateway::ServeRequest => gateway::Gateway;
     /// Ends that.

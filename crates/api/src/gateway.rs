@@ -29,6 +29,20 @@ pub struct Authority {
     pub home: Option<String>,
 }
 
+/// Moves the certificate authority to another host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveRequest {
+    /// The host's name, or its peer id.
+    pub host: String,
+}
+
+/// Makes a host the home of an authority whose home is lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreRequest {
+    /// The content of a backup of `openvpn-authority.json`, which holds the private key.
+    pub authority: crate::Password,
+}
+
 /// Which host has the authority that a gateway serves with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuthorityHome {

@@ -23,7 +23,7 @@ pub use client::{Client, ClientError, socket_path};
 pub use error::{ApiError, ErrorKind};
 pub use gateway::{
     ADDRESSES_FIRST_HOST, Authority, AuthorityHome, ClientProfile, ClientRequest, Gateway,
-    OtherGateway, Revoked, ServeEngine, ServeRequest, VpnClient,
+    MoveRequest, OtherGateway, RestoreRequest, Revoked, ServeEngine, ServeRequest, VpnClient,
 };
 pub use http::{HttpError, HttpLimits, HttpLines, HttpRequest};
 pub use import::{CrlRequest, ImportReport, ImportRequest, ImportedLine};

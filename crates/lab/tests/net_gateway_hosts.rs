@@ -427,6 +427,100 @@ fn a_login_is_good_on_all_hosts_and_a_removed_user_is_out_on_all() -> anyhow::Re
     Ok(())
 }
 
+#[test]
+fn the_authority_moves_to_another_host_and_comes_back_by_a_backup() -> anyhow::Result<()> {
+    let stage = Stage::serving(&["--auth", "both", "--client-name", "certificate"])?;
+    let (old, new) = (stage.host(0), stage.host(1));
+    let file = |host: &Host, name: &str| host.state_directory().join(name);
+    let backup = stage.lab.sandbox.directory().join("backup.json");
+    std::fs::copy(file(old, "openvpn-authority.json"), &backup)?;
+    user(old, &["add", "anna"], PASSWORD)?;
+    let profile = stage.profile(old, "alice")?;
+    let login = stage.lab.sandbox.directory().join("anna.login");
+    std::fs::write(&login, format!("anna\n{PASSWORD}\n"))?;
+    let login = ["--auth-user-pass", &login.to_string_lossy()].map(str::to_owned);
+    let login = login.each_ref().map(String::as_str);
+    let machine = stage.machine(1)?;
+    let mut alice = machine.start(&only(&profile, 0)?, &login)?;
+    connected(&mut alice)?;
+
+    for (host, to, text) in [
+        (new, old.nickname(), "run this there"),
+        (old, "nowhere".to_owned(), "no host nowhere that is linked"),
+    ] {
+        let refused = host.weft(&["ca", "move", &to])?;
+        ensure!(refused.status.code() == Some(5) && refused.stderr.contains(text), "{refused:?}");
+    }
+    let key = |host: &Host| -> anyhow::Result<bool> {
+        let Ok(text) = std::fs::read_to_string(file(host, "openvpn-authority.json")) else {
+            return Ok(false);
+        };
+        Ok(serde_json::from_str::<Value>(&text)?["key"].is_string())
+    };
+    let moved = old.weft_json(&["ca", "move", &new.nickname()])?;
+    ensure!(moved["home"] == new.nickname(), "{moved}");
+    ensure!(key(new)? && !file(old, "openvpn-authority.json").exists(), "the key is elsewhere");
+    let path = file(new, "openvpn-authority.json");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path)?.permissions());
+    ensure!(mode & 0o777 == 0o600, "{mode:o}");
+    let replica = std::fs::read_to_string(file(old, "openvpn-replica.json"))?;
+    ensure!(serde_json::from_str::<Value>(&replica)?["key"].is_null(), "the key has stayed");
+    ensure!(gateway(old)?["authority"]["name"] == new.nickname(), "{}", gateway(old)?);
+    ensure!(gateway(new)?["authority"]["is_here"] == true, "{}", gateway(new)?);
+    // Nobody was disturbed, and both go on as before, the other way round.
+    ensure!(stage.hosts_of("alice") == [0], "{:?}", stage.hosts_of("alice"));
+    user(old, &["add", "berta"], PASSWORD)?;
+    for host in [old, new] {
+        wait_users(host, &["anna", "berta"])?;
+    }
+    stage.profile(old, "bob")?;
+    old.weft(&["openvpn", "revoke", "alice"])?.success()?;
+    alice.wait(LIMIT)?;
+    // A restart changes nothing.
+    old.stop_daemon()?;
+    old.start_daemon(&[])?;
+    stage.lab.wait_active()?;
+    try_wait_until("the old home to follow the new one", LIMIT, || {
+        Ok(gateway(old).is_ok_and(|it| it["authority"]["is_linked"] == true))
+    })?;
+    ensure!(gateway(old)?["authority"]["name"] == new.nickname(), "{}", gateway(old)?);
+    let early = old.weft(&["ca", "restore", &backup.to_string_lossy()])?;
+    ensure!(
+        early.status.code() == Some(5) && early.stderr.contains("run weft ca move"),
+        "{early:?}"
+    );
+
+    // The new home is lost.
+    new.kill_daemon();
+    try_wait_until("the home to be away", LIMIT, || {
+        Ok(gateway(old).is_ok_and(|it| it["authority"]["is_linked"] == false))
+    })?;
+    let none = old.weft(&["ca", "restore", &profile.to_string_lossy()])?;
+    ensure!(none.status.code() == Some(2), "{none:?}");
+    old.weft(&["ca", "restore", &backup.to_string_lossy()])?.success()?;
+    ensure!(gateway(old)?["authority"]["is_here"] == true, "{}", gateway(old)?);
+    let again = old.weft(&["ca", "restore", &backup.to_string_lossy()])?;
+    ensure!(again.status.code() == Some(5), "{again:?}");
+    // The backup does not know of the revocation, but this host does.
+    let mut refused = machine.start(&only(&profile, 0)?, &login)?;
+    refused.line_with("AUTH_FAILED,The certificate is revoked", LIMIT)?;
+    refused.wait(LIMIT)?;
+    let profile = stage.profile(old, "carol")?;
+    let mut carol = machine.start(&profile, &login)?;
+    connected(&mut carol)?;
+    wait_users(old, &["anna", "berta"])?;
+    // The lost one comes back after all.
+    new.start_daemon(&[])?;
+    for (host, other) in [(old, new), (new, old)] {
+        let named = format!("host {} has the private key of the same", other.nickname());
+        try_wait_until(&format!("{named}, at {}", host.nickname()), LIMIT, || {
+            let status = host.weft_json(&["status"]).unwrap_or_default();
+            Ok(status["warnings"].to_string().contains(&named))
+        })?;
+    }
+    Ok(())
+}
+
 /// Base64 by a program that is not ours.
 fn base64(text: &str) -> anyhow::Result<String> {
     let script = "import base64, sys; print(base64.b64encode(sys.argv[1].encode()).decode())";

@@ -86,6 +86,13 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .on(call::AuthorityInit, async |d: State, Nothing {}| {
             change(&d.clone(), async move { d.gateway.clone().init_authority().await }).await
         })
+        .on(call::AuthorityMove, async |d: State, request| {
+            change(&d.clone(), async move { d.gateway.clone().move_authority(request).await }).await
+        })
+        .on(call::AuthorityRestore, async |d: State, request| {
+            let gateway = d.gateway.clone();
+            change(&d, async move { gateway.restore_authority(request).await }).await
+        })
         .on(call::Serve, async |d: State, request| {
             change(&d.clone(), async move { d.gateway.clone().serve(request).await }).await
         })

@@ -118,6 +118,11 @@ impl Store {
         }
     }
 
+    /// Removes a file; there may be none.
+    pub(crate) fn remove(&self, name: &str) -> Result<(), StoreError> {
+        self.write(name, None, false)
+    }
+
     fn text<T: Serialize>(&self, name: &str, value: &T) -> Result<Vec<u8>, StoreError> {
         serde_json::to_vec_pretty(value)
             .map_err(|error| StoreError::Malformed { path: self.path(name), error })

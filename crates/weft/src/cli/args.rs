@@ -285,6 +285,31 @@ pub struct RunArgs {
 pub enum CaCommand {
     /// Make the authority on this host, or show the one that there is
     Init(JsonOnly),
+    /// Move the authority from this host to another that serves; this host forgets the private key
+    Move(CaMoveArgs),
+    /// Make this host the authority's home by a backup of openvpn-authority.json, where the home is lost
+    Restore(CaRestoreArgs),
+}
+
+/// `weft ca move`.
+#[derive(Debug, Args)]
+pub struct CaMoveArgs {
+    /// Name or peer id of the host
+    pub host: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft ca restore`.
+#[derive(Debug, Args)]
+pub struct CaRestoreArgs {
+    /// The backup, which holds the private key
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The verbs of `weft openvpn`.

@@ -10,17 +10,17 @@ use anyhow::{Context, bail};
 use serde_json::json;
 use weft_api::call;
 use weft_api::{
-    ApiError, AttachRequest, Attachment, Authority, Client, ClientError, ConnectRequest,
-    Connection, DetachRequest, Detached, DnsAddRequest, DnsLookupRequest, DnsName, DnsRecord,
-    DnsRemoveRequest, ErrorKind, ExposeRequest, ForgetRequest, Hidden, HideRequest, Invitation,
-    Ipam, Network, NetworkCreateRequest, NetworkRemoveRequest, Peer, Report, Status, Target,
-    VpnClient, Workers, WorkersRequest,
+    ApiError, AttachRequest, Attachment, Client, ClientError, ConnectRequest, Connection,
+    DetachRequest, Detached, DnsAddRequest, DnsLookupRequest, DnsName, DnsRecord, DnsRemoveRequest,
+    ErrorKind, ExposeRequest, ForgetRequest, Hidden, HideRequest, Invitation, Ipam, Network,
+    NetworkCreateRequest, NetworkRemoveRequest, Peer, Report, Status, Target, VpnClient, Workers,
+    WorkersRequest,
 };
 use weft_daemon as daemon;
 
 use super::args::{
-    AttachArgs, CaCommand, Command, DnsAddArgs, DnsLookupArgs, DnsRemoveArgs, ExposeArgs,
-    NetworkCommand, NetworkCreateArgs, NetworkNames, ResetArgs, StatusPart, split_attach_words,
+    AttachArgs, Command, DnsAddArgs, DnsLookupArgs, DnsRemoveArgs, ExposeArgs, NetworkCommand,
+    NetworkCreateArgs, NetworkNames, ResetArgs, StatusPart, split_attach_words,
 };
 use super::output;
 
@@ -68,10 +68,7 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
             output::print(args.json, &attachments, |list| output::attachments(list))
         }
         Command::Network(command) => network(command, daemon).await,
-        Command::Ca(CaCommand::Init(args)) => {
-            let authority: Authority = daemon.ask::<call::AuthorityInit>().await?;
-            output::print(args.json, &authority, output::authority)
-        }
+        Command::Ca(command) => gateway::authority(command, daemon).await,
         Command::Openvpn(command) => gateway::openvpn(command, daemon).await,
         Command::DnsLookup(args) => dns_lookup(args, daemon).await,
         Command::DnsAdd(args) => dns_add(args, daemon).await,

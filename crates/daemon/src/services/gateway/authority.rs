@@ -8,13 +8,14 @@ use std::time::{Duration, SystemTime};
 use aws_lc_rs::digest::{SHA256, digest};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SerialNumber, date_time_ymd,
+    KeyUsagePurpose, PublicKeyData, SerialNumber, date_time_ymd,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoClientAuth, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use serde::{Deserialize, Serialize};
+use weft_crypto::PeerId;
 use weft_openvpn::device::{KEY_BLOCK_BYTES, KeyBlock};
 use weft_openvpn::messages::Secret;
 use weft_openvpn::static_key::{ClientKeyV2, ServerKeyV2};
@@ -83,6 +84,9 @@ pub(super) struct Authority {
     /// Certificates that are good, on a host that is not its home.
     #[serde(default)]
     good: Option<usize>,
+    /// The host that is to be its home, which has the private key, too, or gets it: this host writes no more.
+    #[serde(default)]
+    moving: Option<PeerId>,
 }
 
 /// A certificate of a client.
@@ -145,6 +149,7 @@ impl Authority {
             not_after,
             issued: Vec::new(),
             good: None,
+            moving: None,
         })
     }
 
@@ -155,7 +160,7 @@ impl Authority {
             return Err(AuthorityError::Full);
         }
         let now = SystemTime::now();
-        let key = self.key.as_ref().ok_or(AuthorityError::NotHere)?;
+        let key = self.key.as_ref().filter(|_| self.is_home()).ok_or(AuthorityError::NotHere)?;
         let issuer = Issuer::new(authority_params(&self.name, now).0, KeyPair::from_pem(key)?);
         let (key, serial) = (KeyPair::generate()?, new_serial());
         let usage = ExtendedKeyUsagePurpose::ClientAuth;
@@ -211,7 +216,54 @@ impl Authority {
 
     /// Whether this host alone issues and revokes.
     pub(super) const fn is_home(&self) -> bool {
+        self.key.is_some() && self.moving.is_none()
+    }
+
+    /// Whether the private key is here.
+    pub(super) const fn has_key(&self) -> bool {
         self.key.is_some()
+    }
+
+    /// The host that it is being moved to.
+    pub(super) const fn moving(&self) -> Option<PeerId> {
+        self.moving
+    }
+
+    /// Moves it to another host, or no longer: meanwhile nobody issues and revokes.
+    pub(super) const fn set_moving(&mut self, to: Option<PeerId>) {
+        self.moving = to;
+    }
+
+    /// Whether both are the same authority.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.certificate == other.certificate
+    }
+
+    /// Refuses an authority whose private key is missing, or is not its own.
+    pub(super) fn check_key(&self) -> Result<(), AuthorityError> {
+        let damaged = |text: String| AuthorityError::Damaged(text);
+        let key = self.key.as_ref().ok_or_else(|| damaged("it has no private key".into()))?;
+        let key = KeyPair::from_pem(key)?.subject_public_key_info();
+        let certificate = CertificateDer::from_pem_slice(self.certificate.as_bytes());
+        let certificate = certificate.map_err(|error| damaged(error.to_string()))?;
+        let (_, parsed) =
+            X509Certificate::from_der(&certificate).map_err(|error| damaged(error.to_string()))?;
+        if parsed.public_key().raw != key {
+            return Err(damaged("its private key is another authority's".into()));
+        }
+        self.wrapping_key()?;
+        self.tls(true).map(drop)
+    }
+
+    /// Notes the revocations that another copy knows of.
+    pub(super) fn add_revocations(&mut self, other: &Self) {
+        for revoked in other.issued.iter().filter(|issued| issued.revoked.is_some()) {
+            match self.issued.iter_mut().find(|issued| issued.serial == revoked.serial) {
+                Some(issued) if issued.revoked.is_none() => issued.clone_from(revoked),
+                Some(_) => {}
+                None => self.issued.push(revoked.clone()),
+            }
+        }
     }
 
     /// What another host needs to serve: all but the private key, and of the certificates those that are revoked.
@@ -219,7 +271,7 @@ impl Authority {
         let revoked = self.issued.iter().filter(|issued| issued.revoked.is_some());
         let issued: Vec<Issued> = revoked.cloned().collect();
         let good = self.issued.len() - issued.len();
-        Self { key: None, issued, good: Some(good), ..self.clone() }
+        Self { key: None, issued, good: Some(good), moving: None, ..self.clone() }
     }
 
     /// How often each name was revoked: the number of its certificates that are.
@@ -436,6 +488,28 @@ mod tests {
         assert_eq!(there.revocations(), authority.revocations());
         assert_eq!(there.shown().unwrap(), authority.shown().unwrap());
         assert!(matches!(there.issue("carol"), Err(AuthorityError::NotHere)));
+    }
+
+    #[test]
+    fn an_older_copy_is_completed_and_one_without_its_key_is_refused() {
+        let mut authority = Authority::new("host").unwrap();
+        let (alice, bob) = (authority.issue("alice").unwrap(), authority.issue("bob").unwrap());
+        let text = serde_json::to_string(&authority).unwrap();
+        let mut older: Authority = serde_json::from_str(&text).unwrap();
+        let later = authority.issue("carol").unwrap();
+        authority.revoke("alice").unwrap();
+        authority.revoke("carol").unwrap();
+        older.add_revocations(&authority.without_key());
+        assert!(older.is_revoked(&alice.serial) && older.is_revoked(&later.serial));
+        assert!(!older.is_revoked(&bob.serial) && older.revocations() == authority.revocations());
+        older.check_key().unwrap();
+        assert!(older.without_key().check_key().is_err());
+        older.key = Authority::new("other").unwrap().key;
+        assert!(older.check_key().unwrap_err().to_string().contains("another authority's"));
+        // While it moves, nobody issues here.
+        authority.set_moving(Some(PeerId::from_bytes([1; 32])));
+        assert!(!authority.is_home() && authority.has_key());
+        assert!(matches!(authority.issue("dave"), Err(AuthorityError::NotHere)));
     }
 
     #[test]

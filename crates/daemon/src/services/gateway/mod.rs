@@ -14,6 +14,7 @@ mod journal;
 mod keep;
 mod login;
 mod management;
+mod moving;
 mod named;
 mod peers;
 mod places;
@@ -146,7 +147,7 @@ impl Gateway {
         };
         let import = import::restored(store.load(import::FILE)?);
         let rules = ClientRules::new(kernel.clone());
-        let is_replica = authority.as_ref().is_some_and(|it: &Authority| !it.is_home());
+        let is_replica = authority.as_ref().is_some_and(|it: &Authority| !it.has_key());
         let logins = Logins::new(store.clone(), runtime_dir, &nickname, is_replica)?;
         Ok(Self {
             store,

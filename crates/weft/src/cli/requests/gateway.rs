@@ -2,17 +2,18 @@
 
 use std::io::{BufRead, IsTerminal, Read};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use weft_api::call;
 use weft_api::{
-    Client, ClientProfile, ClientRequest, Gateway, LoginSettings, Password, Revoked, ServeRequest,
-    SharedProfile, SharedRequest, ToolSettings, TotpRequest, UserChanged, UserName, UserRequest,
-    VpnUser,
+    Authority, Client, ClientProfile, ClientRequest, Gateway, LoginSettings, MoveRequest, Password,
+    RestoreRequest, Revoked, ServeRequest, SharedProfile, SharedRequest, ToolSettings, TotpRequest,
+    UserChanged, UserName, UserRequest, VpnUser,
 };
 use zeroize::Zeroizing;
 
 use crate::cli::args::{
-    OpenvpnCommand, OpenvpnProfileArgs, OpenvpnServeArgs, OpenvpnUserCommand, OpenvpnUserTotpArgs,
+    CaCommand, OpenvpnCommand, OpenvpnProfileArgs, OpenvpnServeArgs, OpenvpnUserCommand,
+    OpenvpnUserTotpArgs,
 };
 use crate::cli::output;
 use crate::openvpn::connect::ask;
@@ -37,6 +38,25 @@ pub(super) async fn openvpn(command: OpenvpnCommand, daemon: &Client) -> anyhow:
         OpenvpnCommand::User(command) => user(command, daemon).await,
         OpenvpnCommand::Connect(_) => bail!("this command does not ask the daemon"),
     }
+}
+
+pub(super) async fn authority(command: CaCommand, daemon: &Client) -> anyhow::Result<()> {
+    let (authority, json): (Authority, bool) = match command {
+        CaCommand::Init(args) => (daemon.ask::<call::AuthorityInit>().await?, args.json),
+        CaCommand::Move(args) => {
+            let request = MoveRequest { host: args.host };
+            (daemon.call::<call::AuthorityMove>(&request).await?, args.json)
+        }
+        CaCommand::Restore(args) => {
+            let text = Zeroizing::new(
+                std::fs::read_to_string(&args.file)
+                    .with_context(|| format!("cannot read {}", args.file.display()))?,
+            );
+            let request = RestoreRequest { authority: Password::new(text.as_str()) };
+            (daemon.call::<call::AuthorityRestore>(&request).await?, args.json)
+        }
+    };
+    output::print(json, &authority, output::authority)
 }
 
 async fn serve(args: OpenvpnServeArgs, daemon: &Client) -> anyhow::Result<()> {

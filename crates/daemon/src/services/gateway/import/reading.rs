@@ -65,9 +65,8 @@ impl Reading {
         let ServerImport { settings, lines, missing } =
             read_server_config(&saved.config, &mut files);
         let has_program = saved.auth_program.is_some();
-        let lines = lines
-            .into_iter()
-            .map(|line| noted(judged(line, &settings, has_program), &settings));
+        let lines =
+            lines.into_iter().map(|line| noted(judged(line, &settings, has_program), &settings));
         let lines = lines.collect();
         let mut reading = Self {
             settings,

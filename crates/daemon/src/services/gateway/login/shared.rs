@@ -100,6 +100,29 @@ impl Logins {
         Ok(())
     }
 
+    /// This host is the authority's home from now on: users and key are its own, those that it has or these.
+    ///
+    /// # Errors
+    /// They are none, or cannot be saved.
+    pub(in super::super) fn become_home(&self, given: Option<(&str, &str)>) -> Result<(), String> {
+        let words = |error: StoreError| error.to_string();
+        let (users, key) = match given {
+            None => (lock(&self.users).clone(), self.key()),
+            Some((users, key)) => {
+                let key = AuthTokenKey::parse(key).map_err(|error| error.to_string())?;
+                (serde_json::from_str(users).map_err(|error| error.to_string())?, Arc::new(key))
+            }
+        };
+        self.store.save(USERS_FILE, &users).map_err(words)?;
+        self.store.save(KEY_FILE, &SavedKey { key: key.to_text() }).map_err(words)?;
+        (*lock(&self.users), *lock(&self.key)) = (users, Some(key));
+        // They would be out of date if the authority moved on one day.
+        for file in [REPLICA_USERS_FILE, REPLICA_KEY_FILE] {
+            self.store.remove(file).map_err(words)?;
+        }
+        Ok(())
+    }
+
     /// Codes that were taken here since the last call, once there are some.
     pub(in super::super) async fn codes_taken(&self) -> Vec<TakenCode> {
         loop {

@@ -180,6 +180,16 @@ async fn carry_out_one(gateway: &Arc<Gateway>, known: &LinksUp, output: Output) 
             let logins = Arc::clone(&gateway.logins);
             let _ = tokio::task::spawn_blocking(move || logins.hear_codes(codes)).await;
         }
+        Output::Handed { peer, id, content } => {
+            let taker = Arc::clone(gateway);
+            let taking = tokio::task::spawn_blocking(move || taker.take_home(&content.0));
+            let taken = taking.await.map_err(|error| error.to_string()).and_then(|taken| taken);
+            let answer = match taken {
+                Ok(()) => Answered::Done(serde_json::Value::Null),
+                Err(error) => Answered::Refused(ApiError::new(ErrorKind::Conflict, error)),
+            };
+            peers.with(|state| state.answer(peer, id, answer));
+        }
         Output::Requested { peer, id, request } => forwarded(gateway, peer, id, request),
         Output::Answered { id, answer } => {
             let mut waiting = peers.waiting.lock().unwrap_or_else(PoisonError::into_inner);

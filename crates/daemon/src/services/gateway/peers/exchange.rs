@@ -10,6 +10,8 @@ use weft_api::{ApiError, ErrorKind};
 use weft_crypto::PeerId;
 
 use super::addresses::{Key, Mapping, Mappings, Merged};
+use super::documents::Content;
+use super::handover::Handover;
 use super::homes::{Fetch, Home, Homes, Replica, Taken};
 use super::message::{About, Answered, Forwarded, Message, Serves};
 use super::sessions::{Clock, Heard, SESSIONS_PER_MESSAGE, Session, Sessions};
@@ -37,6 +39,8 @@ pub(super) enum Output {
     Save,
     /// Another host has taken these one-time codes.
     Codes(Vec<TakenCode>),
+    /// The authority's home gives the authority to this host. Answered by [`Exchange::answer`].
+    Handed { peer: PeerId, id: u64, content: Content },
     /// A replica asks the home, which is this host.
     Requested { peer: PeerId, id: u64, request: Forwarded },
     /// The home has answered.
@@ -66,6 +70,7 @@ pub(super) struct Exchange {
     gateways: BTreeMap<PeerId, OtherGateway>,
     own: About,
     homes: Homes,
+    handover: Handover,
     mappings: Mappings,
     sessions: Sessions,
     outputs: VecDeque<Output>,
@@ -86,6 +91,7 @@ impl Exchange {
             gateways: gateways.into_iter().map(|it| (it.peer, it)).collect(),
             own: About::default(),
             homes: Homes::new(documents, replica),
+            handover: Handover::default(),
             mappings: Mappings::restore(mappings),
             sessions: Sessions::default(),
             outputs: VecDeque::new(),
@@ -118,6 +124,7 @@ impl Exchange {
             gateway.is_linked = false;
         }
         self.homes.handle_link_down(peer);
+        self.handover.handle_link_down(peer);
         self.follow_home();
     }
 
@@ -153,6 +160,21 @@ impl Exchange {
             Message::More { after } => self.send_addresses(peer, Some(&after)),
             Message::Sessions { sessions } => self.handle_sessions(peer, sessions),
             Message::Codes { codes } => self.outputs.push_back(Output::Codes(codes)),
+            Message::Hand { id, version, total } => self.handle_hand((peer, id), version, total),
+            Message::WantHanded { id, offset } => {
+                if let Some(part) = self.handover.part(peer, id, offset) {
+                    self.send(peer, part);
+                }
+            }
+            Message::HandedPart { id, offset, text } => {
+                match self.handover.handle_part((peer, id), offset, &text.0) {
+                    Some(Ok(content)) => {
+                        self.outputs.push_back(Output::Handed { peer, id, content });
+                    }
+                    Some(Err(want)) => self.send(peer, want),
+                    None => {}
+                }
+            }
             Message::Request { id, request } => match self.own.home {
                 Some(_) => self.outputs.push_back(Output::Requested { peer, id, request }),
                 None => {
@@ -162,6 +184,7 @@ impl Exchange {
                 }
             },
             Message::Answer { id, answer } => {
+                self.handover.end_giving();
                 self.outputs.push_back(Output::Answered { id, answer });
             }
         }
@@ -270,6 +293,29 @@ impl Exchange {
         true
     }
 
+    /// Gives the authority to a peer, which is its home from now on. False: it is not linked.
+    pub(super) fn hand(&mut self, peer: PeerId, id: u64, content: Content) -> bool {
+        if !self.linked.contains_key(&peer) {
+            return false;
+        }
+        let message = self.handover.give(peer, id, content);
+        self.send(peer, message);
+        true
+    }
+
+    /// This host follows another home from now on.
+    pub(super) fn follow(&mut self, replica: Replica) {
+        self.homes.set_replica(replica);
+        self.outputs.push_back(Output::Save);
+        self.follow_home();
+    }
+
+    /// A linked host that tells that it is the home of this authority.
+    pub(super) fn home_of(&self, fingerprint: &str) -> Option<String> {
+        let mut homes = self.other_homes().into_iter();
+        homes.find(|home| home.fingerprint == fingerprint).map(|home| home.nickname)
+    }
+
     /// Answers a request of a peer.
     pub(super) fn answer(&mut self, peer: PeerId, id: u64, answer: Answered) {
         self.send(peer, Message::Answer { id, answer });
@@ -351,6 +397,22 @@ impl Exchange {
         self.follow_home();
     }
 
+    /// The home gives the authority to this host.
+    fn handle_hand(&mut self, (peer, id): (PeerId, u64), version: String, total: usize) {
+        let answer = match self.homes.replica() {
+            // It has it already, and that was not heard.
+            _ if self.own.home.is_some() => Answered::Done(serde_json::Value::Null),
+            Some(replica) if replica.home == peer => {
+                match self.handover.take((peer, id), version, total) {
+                    Some(want) => return self.send(peer, want),
+                    None => refused("the authority is too long"),
+                }
+            }
+            _ => refused("it does not serve by this authority: run weft openvpn serve there first"),
+        };
+        self.send(peer, Message::Answer { id, answer });
+    }
+
     fn home_at(&self, peer: PeerId) -> Option<Home> {
         self.other_homes().into_iter().find(|home| home.peer == peer)
     }
@@ -429,4 +491,8 @@ impl Exchange {
         let sends = peers.map(|peer| Output::Send { peer: *peer, message: message.clone() });
         self.outputs.extend(sends);
     }
+}
+
+fn refused(text: &str) -> Answered {
+    Answered::Refused(ApiError::new(ErrorKind::Conflict, text))
 }

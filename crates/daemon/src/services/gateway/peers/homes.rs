@@ -76,6 +76,11 @@ impl Homes {
         self.is_wanted = true;
     }
 
+    /// Another host is the home of this host's authority.
+    pub(super) fn set_replica(&mut self, replica: Replica) {
+        self.replica = Some(replica);
+    }
+
     pub(super) const fn replica(&self) -> Option<&Replica> {
         self.replica.as_ref()
     }

@@ -6,6 +6,7 @@ mod addresses;
 mod carry;
 mod documents;
 mod exchange;
+mod handover;
 mod homes;
 mod message;
 mod sessions;
@@ -24,10 +25,12 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, RwLock, Semaphore, oneshot, watch};
 use weft_api::{ApiError, ErrorKind};
 use weft_crypto::PeerId;
+use zeroize::Zeroizing;
 
 use self::addresses::{Key, Mapping};
 use self::carry::Inputs;
 pub(crate) use self::carry::keep;
+use self::documents::Content;
 use self::exchange::{Exchange, OtherGateway};
 use self::homes::Replica;
 use self::message::Answered;
@@ -43,6 +46,8 @@ const PEERS_FILE: &str = "openvpn-peers.json";
 const ADDRESSES_FILE: &str = "openvpn-addresses.json";
 /// How long a request waits for the answer of the authority's home.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// How long the old home of an authority waits for the new one to take it.
+const HAND_LIMIT: Duration = Duration::from_secs(30);
 /// Requests of replicas under way at the home.
 const FORWARDED_MAX: usize = 16;
 
@@ -163,6 +168,34 @@ impl Peers {
                 "host {home} has the certificate authority and has not answered within {} s: it may still do what was asked; run this there",
                 ANSWER_LIMIT.as_secs()
             )),
+        }
+    }
+
+    /// Gives the authority to a peer. `None`: it has not said what became of it.
+    ///
+    /// # Errors
+    /// It does not take it, and this host may go on.
+    pub(super) async fn hand(
+        &self,
+        to: PeerId,
+        content: Zeroizing<String>,
+    ) -> Result<Option<()>, ApiError> {
+        let id = self.requests.fetch_add(1, Ordering::Relaxed);
+        let (reply, answer) = oneshot::channel();
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, reply);
+        let is_begun = self.with(|state| state.hand(to, id, Content(content)));
+        let answered = match is_begun {
+            true => Some(tokio::time::timeout(HAND_LIMIT, answer).await),
+            false => None,
+        };
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        match answered {
+            None => {
+                Err(ApiError::new(ErrorKind::Unavailable, "it is not linked with this host now"))
+            }
+            Some(Ok(Ok(Answered::Done(_)))) => Ok(Some(())),
+            Some(Ok(Ok(Answered::Refused(error)))) => Err(error),
+            Some(Ok(Err(_)) | Err(_)) => Ok(None),
         }
     }
 

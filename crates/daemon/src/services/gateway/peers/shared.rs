@@ -4,21 +4,22 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use weft_api::{ApiError, ErrorKind};
 use weft_crypto::PeerId;
 use zeroize::Zeroizing;
 
 use super::documents::{Content, Documents};
 use super::exchange::OtherGateway;
-use super::homes::Taken;
-use super::{Key, unix_ms};
+use super::homes::{Replica, Taken};
+use super::message::Versions;
+use super::{Key, Peers, unix_ms};
 use crate::core::control::Request;
 use crate::devices::NETWORK;
 use crate::services::attach::CLIENT_OWNER;
 use crate::services::gateway::authority::Authority;
 use crate::services::gateway::places::{self, Remote};
-use crate::services::gateway::{Gateway, no_authority, owner_of};
+use crate::services::gateway::{AUTHORITY_FILE, Gateway, no_authority, owner_of};
 use crate::services::networks::OnNetwork;
 use crate::timestamp;
 
@@ -75,6 +76,51 @@ pub(super) const NAMES: [&str; DOCUMENTS.len()] = {
     }
     names
 };
+
+impl Peers {
+    /// The linked host of this name, or with this peer id, that serves or is to.
+    ///
+    /// # Errors
+    /// There is none, or there are several.
+    pub(in crate::services::gateway) fn serving(
+        &self,
+        host: &str,
+    ) -> Result<(PeerId, String), String> {
+        let all: Vec<OtherGateway> = self.with_quietly(|state| state.gateways().cloned().collect());
+        let is_it = |it: &&OtherGateway| it.nickname == host || it.peer.to_hex() == host;
+        let linked: Vec<&OtherGateway> =
+            all.iter().filter(is_it).filter(|it| it.is_linked).collect();
+        match linked[..] {
+            [one] => Ok((one.peer, one.nickname.clone())),
+            [] => Err(format!(
+                "no host {host} that is linked with this one serves OpenVPN clients: run weft openvpn serve there first"
+            )),
+            _ => Err(format!("several hosts are named {host}: give the peer id of one")),
+        }
+    }
+
+    /// This host follows another home of its authority from now on.
+    pub(in crate::services::gateway) fn follow(
+        &self,
+        home: PeerId,
+        nickname: String,
+        fingerprint: String,
+    ) {
+        let (versions, as_of) = (Versions::new(), unix_ms() / 1_000);
+        let replica = Replica { fingerprint, home, nickname, versions, as_of };
+        self.with(|state| state.follow(replica));
+    }
+
+    /// A linked host that is the home of this authority.
+    pub(in crate::services::gateway) fn home_of(&self, fingerprint: &str) -> Option<String> {
+        self.with_quietly(|state| state.home_of(fingerprint))
+    }
+
+    /// Changes each time when something was carried out.
+    pub(in crate::services::gateway) fn news(&self) -> watch::Receiver<u64> {
+        self.news.subscribe()
+    }
+}
 
 impl Gateway {
     /// The documents of this host or its authority have changed: other gateways are told at once.
@@ -324,8 +370,16 @@ impl Gateway {
         }
         self.store.save(REPLICA_FILE, &new).map_err(|error| error.to_string())?;
         let mut authority = self.authority.lock().unwrap_or_else(PoisonError::into_inner);
+        if authority.as_ref().is_some_and(|before| !before.is_same(&new)) {
+            return Err("it is another authority than this host's".into());
+        }
         let before = authority.replace(new.clone());
         drop(authority);
+        if before.as_ref().is_some_and(Authority::has_key) {
+            // Another host is the home, and so has the key.
+            self.store.remove(AUTHORITY_FILE).map_err(|error| error.to_string())?;
+            tracing::info!("another host is the home of the certificate authority now");
+        }
         self.follow_logins()?;
         if before.is_some_and(|before| !before.serves_like(&new)) {
             // Other keys: the gateway begins anew with them.

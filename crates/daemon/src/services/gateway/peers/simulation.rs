@@ -160,6 +160,7 @@ impl World {
                 }
                 Output::Save
                 | Output::Codes(_)
+                | Output::Handed { .. }
                 | Output::Requested { .. }
                 | Output::Answered { .. } => {}
             }
