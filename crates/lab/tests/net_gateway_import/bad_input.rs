@@ -25,7 +25,7 @@ const FAULTS: [(&str, &str, &str, bool); 19] = [
     ("verb 3", "client-connect /bin/true", "it runs a program", false),
     ("verb 3", "push \"redirect-gateway def1\"", "no way to the Internet", true),
     ("client-config-dir ccd", "client-config-dir nowhere", "nowhere cannot be read", false),
-    ("verb 3", "management 127.0.0.1 7505", "there is no management interface", true),
+    ("verb 3", "management 127.0.0.1 7505", "write a file with its password", true),
 ];
 
 /// Files of clients, and the reason in the report.
