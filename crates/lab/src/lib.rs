@@ -18,6 +18,8 @@ pub mod net;
 
 mod packages;
 
+pub mod pairs;
+
 pub mod podman;
 
 mod programs;

@@ -29,7 +29,7 @@ fn a_stock_client_reaches_containers_of_all_hosts_by_address_and_by_name() -> an
         connection_arrives((&inside, address), own)?;
     }
     let name = format!("{}.weft.local", stage.two.netns().name());
-    let server = format!("@{}", alice.dns);
+    let server = format!("@{}", alice.dns()?);
     let answer = machine.netns.exec(&["dig", "+short", "+time=2", &server, &name])?.success()?;
     ensure!(answer.stdout.trim() == stage.two.ipv4()?.to_string(), "{answer:?}");
     // Clients reach each other, too; this one comes over IPv6.
@@ -100,7 +100,7 @@ fn a_connected_client_has_a_name_on_all_hosts_until_it_is_gone() -> anyhow::Resu
     }
     wait_answer(&["+search", "+domain=weft.local", "+ndots=2", "alice.clients", "A"], &v4)?;
     // Other clients find it, too.
-    let own = machine.netns.exec(&["dig", "+short", &format!("@{}", alice.dns), name])?;
+    let own = machine.netns.exec(&["dig", "+short", &format!("@{}", alice.dns()?), name])?;
     ensure!(own.success()?.stdout.trim() == v4);
     for host in [host, other] {
         let found = host.weft_json(&["dns-lookup", "alice.clients"])?;

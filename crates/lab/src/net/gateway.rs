@@ -11,7 +11,7 @@ use weft_bench::sandbox::{Container, Host, Netns, Running, require, try_wait_unt
 use super::Lab;
 
 /// The longest that a client takes to connect, and an effect to show.
-pub const LIMIT: Duration = Duration::from_secs(20);
+pub const LIMIT: Duration = Duration::from_secs(40);
 /// The line of a client that is connected.
 pub const CONNECTED: &str = "Initialization Sequence Completed";
 /// The gateway's device.
@@ -45,8 +45,47 @@ pub struct Client {
     pub process: Running,
     /// Its address on the network.
     pub address: Ipv4Addr,
+    /// The line with the options that it was pushed.
+    pub pushed: String,
+}
+
+impl Client {
     /// The DNS server that it was told of.
-    pub dns: Ipv4Addr,
+    ///
+    /// # Errors
+    /// It was told of none.
+    pub fn dns(&self) -> anyhow::Result<Ipv4Addr> {
+        address_in(&self.pushed, "dhcp-option DNS ")
+    }
+}
+
+/// Waits until a client is connected.
+///
+/// # Errors
+/// It does not connect in time.
+pub fn connected(mut process: Running) -> anyhow::Result<Client> {
+    let pushed = connected_again(&mut process)?;
+    Ok(Client { address: address_in(&pushed, "ifconfig ")?, pushed, process })
+}
+
+/// Waits until a client is connected, or once more; returns the line with the options that it was pushed.
+///
+/// # Errors
+/// It does not connect in time.
+pub fn connected_again(process: &mut Running) -> anyhow::Result<String> {
+    let pushed = process.line_with("PUSH_REPLY", LIMIT)?;
+    process.line_with(CONNECTED, LIMIT)?;
+    Ok(pushed)
+}
+
+/// The address behind the first of these words in a line with pushed options.
+///
+/// # Errors
+/// There is none.
+pub fn address_in(pushed: &str, words: &str) -> anyhow::Result<Ipv4Addr> {
+    let found = pushed.split([',', '\'']).find_map(|option| option.strip_prefix(words));
+    let word = found.and_then(|rest| rest.split_whitespace().next());
+    word.and_then(|word| word.parse().ok()).with_context(|| format!("no {words}in {pushed}"))
 }
 
 impl Stage {
@@ -79,15 +118,7 @@ impl Stage {
     /// # Errors
     /// The system refuses.
     pub fn machine(&self, number: u8) -> anyhow::Result<Machine> {
-        let (netns, host) = (self.lab.sandbox.add_netns(&format!("m{number}"))?, self.host());
-        let (outer, name) = (format!("m{number}"), netns.name().to_owned());
-        host.netns().ip(&format!("link add {outer} type veth peer name wan netns {name}"))?;
-        for (netns, device, last) in [(host.netns(), outer.as_str(), 1), (&netns, "wan", 2)] {
-            netns.ip(&format!("addr add 198.51.{number}.{last}/24 dev {device}"))?;
-            netns.ip(&format!("addr add 2001:db8:{number}::{last}/64 dev {device} nodad"))?;
-            netns.ip(&format!("link set {device} up"))?;
-        }
-        Ok(Machine { netns, number, is_ipv4: true, is_tcp: false })
+        Machine::new(&self.lab, number)
     }
 
     /// A new profile of a host's authority, in a file.
@@ -140,6 +171,22 @@ pub fn serve(host: &Host) -> anyhow::Result<Value> {
 }
 
 impl Machine {
+    /// A machine that is linked to the first host of a laboratory alone, and connects over UDP and IPv4.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn new(lab: &Lab, number: u8) -> anyhow::Result<Self> {
+        let (netns, host) = (lab.sandbox.add_netns(&format!("m{number}"))?, lab.host(0));
+        let (outer, name) = (format!("m{number}"), netns.name().to_owned());
+        host.netns().ip(&format!("link add {outer} type veth peer name wan netns {name}"))?;
+        for (netns, device, last) in [(host.netns(), outer.as_str(), 1), (&netns, "wan", 2)] {
+            netns.ip(&format!("addr add 198.51.{number}.{last}/24 dev {device}"))?;
+            netns.ip(&format!("addr add 2001:db8:{number}::{last}/64 dev {device} nodad"))?;
+            netns.ip(&format!("link set {device} up"))?;
+        }
+        Ok(Self { netns, number, is_ipv4: true, is_tcp: false })
+    }
+
     /// The address at which it reaches the gateway.
     #[must_use]
     pub fn gateway(&self) -> IpAddr {
@@ -189,15 +236,35 @@ impl Machine {
     /// # Errors
     /// It does not connect in time.
     pub fn connect_with(&self, profile: &Path, options: &[&str]) -> anyhow::Result<Client> {
-        let mut process = self.start_with(profile, options)?;
-        let pushed = process.line_with("PUSH_REPLY", LIMIT)?;
-        process.line_with(CONNECTED, LIMIT)?;
-        let value = |name: &str| {
-            let found = pushed.split([',', '\'']).find_map(|option| option.strip_prefix(name));
-            let word = found.and_then(|rest| rest.split_whitespace().next());
-            word.and_then(|word| word.parse().ok()).with_context(|| format!("{name}: {pushed}"))
-        };
-        Ok(Client { address: value("ifconfig ")?, dns: value("dhcp-option DNS ")?, process })
+        connected(self.start_with(profile, options)?)
+    }
+
+    /// Starts a client that is to be refused, waits until it shows this text, and ends it.
+    ///
+    /// # Errors
+    /// It does not show it in time.
+    pub fn refused(&self, profile: &Path, text: &str) -> anyhow::Result<()> {
+        self.refused_with(profile, &[], text)
+    }
+
+    /// [`Self::refused`] with further options of the client.
+    ///
+    /// # Errors
+    /// It does not show it in time.
+    pub fn refused_with(&self, profile: &Path, options: &[&str], text: &str) -> anyhow::Result<()> {
+        let mut client = self.start_with(profile, options)?;
+        client.line_with(text, LIMIT)?;
+        client.terminate(LIMIT)?;
+        Ok(())
+    }
+
+    /// Whether one ping is answered.
+    ///
+    /// # Errors
+    /// ping does not start.
+    pub fn pings(&self, to: IpAddr) -> anyhow::Result<bool> {
+        let to = to.to_string();
+        Ok(self.netns.exec(&["ping", "-n", "-c", "1", "-W", "1", &to])?.status.success())
     }
 
     /// Waits for an answer to a ping.

@@ -55,7 +55,7 @@ const ALONE: [&str; 11] = [
 /// Tests that the core omits: they watch growth or drift over minutes, measure a figure, or repeat another test
 /// on ports of the other kind, with more containers, with engines that crash, or by another client of the same
 /// interface (the core has one scenario of each: Docker, CNI, OpenVPN).
-const NOT_CORE: [&str; 37] = [
+const NOT_CORE: [&str; 38] = [
     "net_bench::attach_and_detach*",
     "net_bench::every_column*",
     "net_bench::hosts_that_send_at_once*",
@@ -84,6 +84,7 @@ const NOT_CORE: [&str; 37] = [
     "net_gateway_import::cases*",
     "net_gateway_import::watched*",
     "net_gateway_import::logins*",
+    "net_gateway_import::matrix*",
     "net_idle::memory*",
     "net_mixed::*",
     "net_moves::an_address_that_is_given_again*",

@@ -4,6 +4,7 @@
 mod bad_input;
 mod cases;
 mod logins;
+mod matrix;
 mod moved;
 mod pki;
 mod stage;

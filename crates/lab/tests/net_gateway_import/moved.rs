@@ -3,9 +3,10 @@
 use anyhow::ensure;
 use serde_json::Value;
 use weft_bench::sandbox::try_wait_until;
+use weft_lab::net::gateway::{LIMIT, address_in, connected_again};
 
 use crate::pki::Keys;
-use crate::stage::{CONNECTED, LIMIT, SERVER, Stage, address_in, pings, wait_ping};
+use crate::stage::{SERVER, Stage, pings, wait_ping};
 
 const FIXED: &str = "10.8.0.50";
 /// A host behind the server, in a network that clients are pushed a route to.
@@ -47,8 +48,8 @@ fn clients_of_a_stock_server_go_on_with_their_profiles_and_addresses() -> anyhow
     let mut before = one.connect(&alice)?;
     ensure!(before.address.to_string() == FIXED, "{}", before.pushed);
     let other = two.connect(&bob)?;
-    one.wait_ping(other.address)?;
-    one.wait_ping("10.8.0.1".parse::<std::net::IpAddr>()?)?;
+    one.wait_ping(other.address.into())?;
+    one.wait_ping("10.8.0.1".parse()?)?;
     wait_ping(&one.netns, OFFICE)?;
     // A report changes nothing, and says what becomes of each line.
     let report = stage.import(&config(), &["--dry-run", "--json"])?.success()?.json()?;
@@ -73,21 +74,20 @@ fn clients_of_a_stock_server_go_on_with_their_profiles_and_addresses() -> anyhow
     let served = stage.serve(&[])?;
     ensure!(served["network"] == "openvpn" && served["addresses"][0] == "10.8.0.1/24", "{served}");
     // The same processes of the clients come back by themselves.
-    let pushed = before.process.line_with("PUSH_REPLY", LIMIT)?;
-    ensure!(address_in(&pushed)?.to_string() == FIXED, "{pushed}");
+    let pushed = connected_again(&mut before.process)?;
+    ensure!(address_in(&pushed, "ifconfig ")?.to_string() == FIXED, "{pushed}");
     for option in
         ["route-metric 77", "route 192.168.50.0", "dhcp-option DNS 10.8.0.1", "ping-restart 6"]
     {
         ensure!(pushed.contains(option), "{option}: {pushed}");
     }
-    before.process.line_with(CONNECTED, LIMIT)?;
     drop(other);
     let bob = two.connect(&bob)?;
     ensure!(bob.pushed.contains("route 192.168.50.0"), "{}", bob.pushed);
     let listed = stage.clients()?;
     let names: Vec<&str> = listed.iter().filter_map(|it| it["name"].as_str()).collect();
     ensure!(names == ["alice", "bob"], "{listed:?}");
-    one.wait_ping(bob.address)?;
+    one.wait_ping(bob.address.into())?;
     wait_ping(&one.netns, OFFICE)?;
     wait_ping(&office, FIXED)?;
     // The network behind a client, from the host and from a container that has a route there.
@@ -95,7 +95,7 @@ fn clients_of_a_stock_server_go_on_with_their_profiles_and_addresses() -> anyhow
     wait_ping(host.netns(), BRANCH)?;
     let container = host.add_container_with("c1", &["--network", "openvpn"])?;
     wait_ping(container.netns(), FIXED)?;
-    one.wait_ping(container.ipv4()?)?;
+    one.wait_ping(container.ipv4()?.into())?;
     ensure!(!pings(container.netns(), BRANCH)?, "a container has a route by itself");
     container.netns().ip("route add 192.168.7.0/24 via 10.8.0.1")?.success()?;
     wait_ping(container.netns(), BRANCH)?;
@@ -104,9 +104,8 @@ fn clients_of_a_stock_server_go_on_with_their_profiles_and_addresses() -> anyhow
     // A restart of the daemon keeps all.
     host.stop_daemon()?;
     host.start_daemon(&[])?;
-    let pushed = before.process.line_with("PUSH_REPLY", LIMIT)?;
-    ensure!(address_in(&pushed)?.to_string() == FIXED, "{pushed}");
-    before.process.line_with(CONNECTED, LIMIT)?;
+    let pushed = connected_again(&mut before.process)?;
+    ensure!(address_in(&pushed, "ifconfig ")?.to_string() == FIXED, "{pushed}");
     wait_ping(host.netns(), BRANCH)?;
     // A client that leaves takes its routes along.
     before.process.terminate(LIMIT)?;

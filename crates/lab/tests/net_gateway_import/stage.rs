@@ -1,18 +1,14 @@
-//! A host that is an OpenVPN server at first, then one of Weft, and machines that are its clients.
+//! A host that is an OpenVPN server at first, then one of Weft.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use weft_bench::sandbox::{Host, Netns, Output, Running, require, try_wait_until};
 use weft_lab::net::Lab;
+use weft_lab::net::gateway::{CONNECTED, LIMIT, Machine};
 
 use crate::pki::{Keys, Pki, run};
-
-pub(crate) const LIMIT: Duration = Duration::from_secs(40);
-pub(crate) const CONNECTED: &str = "Initialization Sequence Completed";
 
 /// A server's file as many look: `server.conf` of OpenVPN's samples, with what its users add.
 pub(crate) const SERVER: &str = "port 1194
@@ -55,22 +51,6 @@ pub(crate) struct Stage {
     pub(crate) folder: PathBuf,
 }
 
-/// A machine outside of the network that reaches the host.
-pub(crate) struct Machine {
-    pub(crate) netns: Netns,
-    number: u8,
-    /// It connects over TCP, else over UDP.
-    pub(crate) is_tcp: bool,
-}
-
-/// A running client.
-pub(crate) struct Client {
-    pub(crate) process: Running,
-    pub(crate) address: Ipv4Addr,
-    /// The server's PUSH_REPLY.
-    pub(crate) pushed: String,
-}
-
 impl Stage {
     pub(crate) fn new(keys: Keys) -> anyhow::Result<Self> {
         require("openvpn", "openvpn")?;
@@ -103,9 +83,7 @@ impl Stage {
     }
 
     pub(crate) fn machine(&self, number: u8) -> anyhow::Result<Machine> {
-        let netns = self.lab.sandbox.add_netns(&format!("m{number}"))?;
-        self.cable(&netns, &format!("m{number}"), &format!("198.51.{number}"))?;
-        Ok(Machine { netns, number, is_tcp: false })
+        Machine::new(&self.lab, number)
     }
 
     /// Joins a namespace to the host by a network PREFIX.0/24, in which the host is 1 and the namespace 2.
@@ -170,46 +148,6 @@ impl Stage {
         let list = self.host().weft_json(&["status", "clients"])?;
         list.as_array().cloned().context("no list")
     }
-}
-
-impl Machine {
-    /// Starts a client with a profile, which names no server.
-    pub(crate) fn start(&self, profile: &Path) -> anyhow::Result<Running> {
-        let (remote, profile) = (format!("198.51.{}.1", self.number), profile.to_string_lossy());
-        let proto = if self.is_tcp { "tcp-client" } else { "udp" };
-        let words = ["openvpn", "--remote", &remote, "1194", proto, "--config", &profile];
-        Ok(self.netns.spawn(&[&words[..], &["--dev", "tun0"]].concat())?)
-    }
-
-    pub(crate) fn connect(&self, profile: &Path) -> anyhow::Result<Client> {
-        let mut process = self.start(profile)?;
-        let pushed = process.line_with("PUSH_REPLY", LIMIT)?;
-        process.line_with(CONNECTED, LIMIT)?;
-        Ok(Client { process, address: address_in(&pushed)?, pushed })
-    }
-
-    /// Starts a client that is refused with a text.
-    pub(crate) fn refused(&self, profile: &Path, text: &str) -> anyhow::Result<()> {
-        let mut client = self.start(profile)?;
-        client.line_with(text, LIMIT)?;
-        client.terminate(LIMIT)?;
-        Ok(())
-    }
-
-    pub(crate) fn wait_ping(&self, to: impl Into<IpAddr>) -> anyhow::Result<()> {
-        wait_ping(&self.netns, &to.into().to_string())
-    }
-
-    pub(crate) fn pings(&self, to: &str) -> anyhow::Result<bool> {
-        pings(&self.netns, to)
-    }
-}
-
-/// The address in a PUSH_REPLY.
-pub(crate) fn address_in(pushed: &str) -> anyhow::Result<Ipv4Addr> {
-    let found = pushed.split([',', '\'']).find_map(|option| option.strip_prefix("ifconfig "));
-    let word = found.and_then(|rest| rest.split_whitespace().next());
-    word.and_then(|word| word.parse().ok()).with_context(|| format!("no address in {pushed}"))
 }
 
 pub(crate) fn pings(from: &Netns, to: &str) -> anyhow::Result<bool> {
