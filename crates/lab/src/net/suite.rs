@@ -38,10 +38,11 @@ const QUIET_AT_ONCE: usize = 3;
 const QUIET: [&str; 1] = ["net_core::*"];
 
 /// Tests that judge by speed or load the machine: they run alone. All others wait most of their time.
-const ALONE: [&str; 11] = [
+const ALONE: [&str; 12] = [
     "net_bench::*",
     "net_cni_many::two_hundred*",
     "net_ecn::*",
+    "net_gateway_life::keys*",
     "net_idle::*",
     "net_mixed::*",
     "net_ports::workers*",
@@ -55,7 +56,7 @@ const ALONE: [&str; 11] = [
 /// Tests that the core omits: they watch growth or drift over minutes, measure a figure, or repeat another test
 /// on ports of the other kind, with more containers, with engines that crash, or by another client of the same
 /// interface (the core has one scenario of each: Docker, CNI, OpenVPN).
-const NOT_CORE: [&str; 38] = [
+const NOT_CORE: [&str; 40] = [
     "net_bench::attach_and_detach*",
     "net_bench::every_column*",
     "net_bench::hosts_that_send_at_once*",
@@ -85,6 +86,8 @@ const NOT_CORE: [&str; 38] = [
     "net_gateway_import::watched*",
     "net_gateway_import::logins*",
     "net_gateway_import::matrix*",
+    "net_gateway_life::*",
+    "net_gateway_odd::*",
     "net_idle::memory*",
     "net_mixed::*",
     "net_moves::an_address_that_is_given_again*",
