@@ -14,9 +14,9 @@ const VERSION_LIMIT: Duration = Duration::from_secs(5);
 /// Go's program as its archive installs it, outside of the search path.
 const GO: &str = "/usr/local/go/bin/go";
 
-/// Why the row of another system is left out.
+/// Why another system, or what it is needed for, is left out.
 #[derive(Debug)]
-pub(super) struct LeftOut(pub(super) String);
+pub struct LeftOut(pub String);
 
 impl From<String> for LeftOut {
     fn from(why: String) -> Self {
@@ -52,8 +52,11 @@ pub(super) fn version_of(program: &Path) -> Option<String> {
     said(Command::new(program).arg("--version"))
 }
 
-/// Finds a program that was built with Go, or builds it once.
-pub(super) fn go_program(program: &str, package: &str) -> Result<PathBuf, LeftOut> {
+/// Finds a program that was built with Go, or builds it once. `package` is its path with `@` and a version.
+///
+/// # Errors
+/// There is no Go toolchain, or it cannot build the program: why.
+pub fn go_program(program: &str, package: &str) -> Result<PathBuf, LeftOut> {
     let cache = cache_directory()?;
     let binary = cache.join(program);
     if binary.is_file() {

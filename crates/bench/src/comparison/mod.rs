@@ -13,7 +13,7 @@ pub mod engine;
 pub mod fair;
 mod figures;
 pub mod gateway;
-mod install;
+pub mod install;
 pub mod ipsec;
 pub mod ladder;
 pub mod machine;

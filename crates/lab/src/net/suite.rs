@@ -86,6 +86,7 @@ const NOT_CORE: [&str; 40] = [
     "net_gateway_import::watched*",
     "net_gateway_import::logins*",
     "net_gateway_import::matrix*",
+    "net_gateway_import::minivpn*",
     "net_gateway_life::*",
     "net_gateway_odd::*",
     "net_idle::memory*",

@@ -5,6 +5,7 @@ mod bad_input;
 mod cases;
 mod logins;
 mod matrix;
+mod minivpn;
 mod moved;
 mod pki;
 mod stage;
