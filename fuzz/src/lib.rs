@@ -3,6 +3,7 @@
 
 pub mod coalesce;
 pub mod esp_open;
+pub mod openvpn_client;
 pub mod openvpn_config;
 pub mod openvpn_key_method;
 pub mod openvpn_keys;

@@ -83,6 +83,11 @@ fn openvpn_server() {
 }
 
 #[test]
+fn openvpn_client() {
+    replay("openvpn_client", targets::openvpn_client::run);
+}
+
+#[test]
 fn vxlan() {
     replay("vxlan", targets::vxlan::run);
 }
