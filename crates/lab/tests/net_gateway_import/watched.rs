@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use weft_bench::sandbox::progress::note;
 use weft_bench::sandbox::{require, try_wait_until};
+use weft_lab::net::gateway::{CONNECTED, Client, LIMIT, Machine};
 
 use crate::pki::Keys;
-use crate::stage::{CONNECTED, Client, LIMIT, Machine, SERVER, Stage};
+use crate::stage::{SERVER, Stage};
 
 const HOST: &str = "10.8.0.1";
 /// Pings of 1,000 bytes, and what each is on the wire: 28 bytes of headers inside, 24 outside.
