@@ -8,5 +8,6 @@ mod matrix;
 mod minivpn;
 mod moved;
 mod pki;
+mod seen;
 mod stage;
 mod watched;
