@@ -8,6 +8,7 @@ mod matrix;
 mod minivpn;
 mod moved;
 mod pki;
+mod refused;
 mod seen;
 mod stage;
 mod watched;

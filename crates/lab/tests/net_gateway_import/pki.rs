@@ -85,9 +85,20 @@ impl Pki {
 
     /// Issues a certificate that has ended.
     pub(crate) fn issue_expired(&self, name: &str, usage: &str) -> anyhow::Result<()> {
+        self.issue_between(name, usage, "20200101000000Z", "20210101000000Z")
+    }
+
+    /// Issues a certificate that is good between two times.
+    pub(crate) fn issue_between(
+        &self,
+        name: &str,
+        usage: &str,
+        from: &str,
+        to: &str,
+    ) -> anyhow::Result<()> {
         self.request(name, &[], name)?;
         let (request, certificate) = (format!("{name}.csr"), format!("{name}.crt"));
-        let times = ["-startdate", "20200101000000Z", "-enddate", "20210101000000Z"];
+        let times = ["-startdate", from, "-enddate", to];
         let files = ["-in", &request, "-out", &certificate, "-extensions", usage];
         let ca = ["ca", "-batch", "-notext", "-config", "openssl.cnf"];
         self.openssl(&[&ca[..], &times, &files].concat())

@@ -38,6 +38,9 @@ impl Serving {
             Event::Pushed(_) | Event::Message(_) => {}
             Event::Ended(reason) => {
                 self.told(number, &reason.to_string());
+                if matches!(reason, EndReason::Tls(_)) {
+                    self.count("handshake_failed");
+                }
                 if !matches!(reason, EndReason::Closed | EndReason::PeerExit) {
                     tracing::debug!(%reason, from = %session.address(), "a session has ended");
                 }
