@@ -4,9 +4,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use anyhow::ensure;
+use weft_lab::net::gateway::{LIMIT, address_in, connected_again};
 
 use crate::pki::Keys;
-use crate::stage::{CONNECTED, LIMIT, SERVER, Stage, address_in};
+use crate::stage::{SERVER, Stage};
 
 /// What judges names and passwords, at the stock server and at the gateway.
 const JUDGE: &str = "#!/bin/sh
@@ -70,11 +71,10 @@ fn users_without_certificates_go_on_over_tcp() -> anyhow::Result<()> {
     let served = stage.serve(&[])?;
     ensure!(served["listen"][0] == "tcp:0.0.0.0:1194" && served["auth"] == "password", "{served}");
     // The token of the stock server is refused once; the same process has the password.
-    let pushed = client.process.line_with("PUSH_REPLY", LIMIT)?;
-    client.process.line_with(CONNECTED, LIMIT)?;
-    ensure!(address_in(&pushed)?.to_string() == FIXED, "{pushed}");
+    let pushed = connected_again(&mut client.process)?;
+    ensure!(address_in(&pushed, "ifconfig ")?.to_string() == FIXED, "{pushed}");
     ensure!(pushed.contains("auth-token"), "{pushed}");
-    machine.wait_ping("10.8.0.1".parse::<std::net::IpAddr>()?)?;
+    machine.wait_ping("10.8.0.1".parse()?)?;
     let listed = stage.clients()?;
     ensure!(listed[0]["name"] == "anna" && listed[0]["protocol"] == "tcp", "{listed:?}");
     client.process.terminate(LIMIT)?;
