@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Gateway;
@@ -25,8 +26,8 @@ pub(super) struct StatusFile {
 /// The file while the gateway serves: it goes with its end, so that nobody takes old clients for new ones.
 struct Kept {
     path: PathBuf,
-    /// Held during a writing. True: no more is written.
-    is_over: Mutex<bool>,
+    /// No more is written.
+    is_over: AtomicBool,
 }
 
 /// Ends the file.
@@ -34,27 +35,29 @@ struct Guard(Arc<Kept>);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let mut is_over = self.0.lock();
-        *is_over = true;
+        // A writing that is under way removes the file behind itself: nobody waits for the disk here.
+        self.0.is_over.store(true, Ordering::SeqCst);
         let _ = std::fs::remove_file(&self.0.path);
     }
 }
 
 impl Kept {
-    fn lock(&self) -> MutexGuard<'_, bool> {
-        self.is_over.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Replaces the file's content as a whole.
     fn write(&self, text: &str) -> io::Result<()> {
-        let is_over = self.lock();
-        if *is_over { Ok(()) } else { replace(&self.path, text) }
+        if self.is_over.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        replace(&self.path, text)?;
+        if self.is_over.load(Ordering::SeqCst) {
+            std::fs::remove_file(&self.path)?;
+        }
+        Ok(())
     }
 }
 
 /// Writes the file again and again, for as long as it is polled.
 pub(super) async fn keep(gateway: Arc<Gateway>, file: StatusFile) {
-    let kept = Arc::new(Kept { path: file.path.clone(), is_over: Mutex::new(false) });
+    let kept = Arc::new(Kept { path: file.path.clone(), is_over: AtomicBool::new(false) });
     let _guard = Guard(Arc::clone(&kept));
     let mut has_failed = false;
     loop {
@@ -107,7 +110,7 @@ mod tests {
     fn a_file_is_replaced_as_a_whole_and_goes_with_its_gateway() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("status.log");
-        let kept = Arc::new(Kept { path: path.clone(), is_over: Mutex::new(false) });
+        let kept = Arc::new(Kept { path: path.clone(), is_over: AtomicBool::new(false) });
         let guard = Guard(Arc::clone(&kept));
         kept.write("one\n").unwrap();
         let reader = std::fs::File::open(&path).unwrap();

@@ -1,7 +1,9 @@
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::time::UNIX_EPOCH;
 
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use weft_openvpn::device::Traffic;
 
 use super::*;
@@ -295,6 +297,35 @@ fn nothing_is_told_before_the_password_and_guesses_end() {
     assert!(!session.is_over());
     session.handle_timeout(session.poll_timeout());
     assert!(session.is_over());
+}
+
+#[test]
+fn whatever_comes_is_answered_within_limits() {
+    let seed: u64 = rand::random();
+    println!("seed {seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let now = Instant::now();
+    let mut session = session(now);
+    let words = ["kill", "status", "state", "log on all", "client-kill", "verb", "1:", "[::", "\""];
+    for _ in 0..20_000 {
+        let [kind, word, ..] = rng.next_u32().to_be_bytes();
+        let mut bytes = [0; 16];
+        rng.fill_bytes(&mut bytes);
+        match kind % 4 {
+            0 => session.handle_bytes(now, words[usize::from(word) % words.len()].as_bytes()),
+            1 => session.handle_bytes(now, b"\n"),
+            _ => session.handle_bytes(now, &bytes),
+        }
+        while session.step(now) {}
+        if session.poll_ask().is_some() {
+            session.handle_answer(Answer::Ended(usize::from(kind)));
+        }
+        assert!(session.input.len() <= LINE_BYTES_MAX + 16);
+        assert!(session.poll_output().len() < 4 * LINE_BYTES_MAX);
+        if session.is_over() {
+            return;
+        }
+    }
 }
 
 #[test]
