@@ -3,12 +3,8 @@
 //! switches of forwarding are on for their device.
 
 use ipnet::IpNet;
-use serde_json::Value;
 
-use super::{
-    forward::ForwardRule,
-    nft::{TAG, Table},
-};
+use super::{forward::ForwardRule, nft::Table, own_table::OwnTable};
 use crate::{error::KernelError, handle::Kernel, net::link::check_name};
 
 const TABLE: Table = Table { family: "inet", name: "weft-clients" };
@@ -31,10 +27,8 @@ impl Default for ClientWays {
 /// Keeps the rules: the nftables table `inet weft-clients`, and accept rules where iptables filters what the host
 /// passes on.
 pub struct ClientRules {
-    kernel: Kernel,
     accept: ForwardRule,
-    /// The table as it was written, and how `nft` shows it.
-    written: Option<(String, Vec<Value>)>,
+    table: OwnTable,
 }
 
 impl ClientRules {
@@ -42,7 +36,7 @@ impl ClientRules {
     #[must_use]
     pub fn new(kernel: Kernel) -> Self {
         let accept = ForwardRule::clients(kernel.clone());
-        Self { kernel, accept, written: None }
+        Self { accept, table: OwnTable::new(kernel, TABLE, "write the rules for clients") }
     }
 
     /// Makes the rules for clients behind `device`, whose network the host is on by `exposed`. True if something was
@@ -61,28 +55,8 @@ impl ClientRules {
         [device, exposed].into_iter().try_for_each(check_name)?;
         self.accept.set_clients(device, exposed, !ways.networks.is_empty())?;
         // Nothing is accepted before all else is refused.
-        let table = self.write(text(device, exposed, ways)).await?;
+        let table = self.table.set(chains(device, exposed, ways)).await?;
         Ok(self.accept.ensure().await? | table)
-    }
-
-    async fn write(&mut self, text: String) -> Result<bool, KernelError> {
-        let kernel = self.kernel.clone();
-        let _one = kernel.inner.filters.lock().await;
-        let found = kernel.nft_list(TABLE).await?;
-        if found.as_ref().is_some_and(|found| !found.is_ours()) {
-            return Err(TABLE.taken());
-        }
-        let is_whole = self.written.as_ref().is_some_and(|(of, shape)| {
-            *of == text && found.as_ref().is_some_and(|found| found.shape() == *shape)
-        });
-        if is_whole {
-            return Ok(false);
-        }
-        self.written = None;
-        kernel.nft_write(&text, "write the rules for clients").await?;
-        let shape = kernel.nft_list(TABLE).await?.map(|found| found.shape());
-        self.written = shape.map(|shape| (text, shape));
-        Ok(true)
     }
 
     /// Removes all rules. False if there were none.
@@ -90,19 +64,13 @@ impl ClientRules {
     /// # Errors
     /// See [`Self::set`]; another program's table stays.
     pub async fn remove(&mut self) -> Result<bool, KernelError> {
-        self.written = None;
-        let kernel = self.kernel.clone();
-        let table = {
-            let _one = kernel.inner.filters.lock().await;
-            kernel.nft_remove(TABLE).await
-        };
+        let table = self.table.remove().await;
         Ok(self.accept.remove().await? | table?)
     }
 }
 
-/// The whole table in nft's language.
-fn text(device: &str, exposed: &str, ways: &ClientWays) -> String {
-    let Table { family, name } = TABLE;
+/// The table's chains in nft's language.
+fn chains(device: &str, exposed: &str, ways: &ClientWays) -> Vec<String> {
     let between = format!("iifname \"{device}\" oifname \"{device}\" accept");
     let between = Some(between).filter(|_| ways.connects_clients);
     let ways = ways.networks.iter().flat_map(|network| {
@@ -114,10 +82,6 @@ fn text(device: &str, exposed: &str, ways: &ClientWays) -> String {
         ]
     });
     let head = [
-        format!("table {family} {name}"),
-        format!("delete table {family} {name}"),
-        format!("table {family} {name} {{"),
-        format!("chain {TAG} {{ }}"),
         "counter refused { packets 0 bytes 0 }".into(),
         "chain forward { type filter hook forward priority 0; policy accept;".into(),
         format!("iifname \"{device}\" oifname \"{exposed}\" accept"),
@@ -127,8 +91,6 @@ fn text(device: &str, exposed: &str, ways: &ClientWays) -> String {
         format!("iifname \"{device}\" counter name refused drop"),
         format!("oifname \"{device}\" counter name refused drop"),
         "}".into(),
-        "}\n".into(),
     ];
-    let lines = head.into_iter().chain(between).chain(ways).chain(tail);
-    lines.collect::<Vec<_>>().join("\n")
+    head.into_iter().chain(between).chain(ways).chain(tail).collect()
 }

@@ -9,14 +9,9 @@
 //! that publishes ports. So it does not track them, on any network that this host is exposed to.
 
 use ipnet::IpNet;
-use serde_json::Value;
 use weft_io::namespace;
 
-use super::{
-    forward::ForwardRule,
-    nft::{TAG, Table},
-    nft_watch::NftWatch,
-};
+use super::{forward::ForwardRule, nft::Table, nft_watch::NftWatch, own_table::OwnTable};
 use crate::{
     error::{KernelError, namespace_error},
     handle::Kernel,
@@ -66,8 +61,7 @@ impl Kernel {
 pub struct Masquerade {
     kernel: Kernel,
     accept: ForwardRule,
-    /// How `nft` shows the table as it was written, and for what.
-    written: Option<(Vec<ExposedInterface>, Vec<Value>)>,
+    table: OwnTable,
 }
 
 /// An interface of the host on a network, which need not be there yet.
@@ -88,7 +82,8 @@ impl Masquerade {
     #[must_use]
     pub fn new(kernel: Kernel) -> Self {
         let accept = ForwardRule::through(kernel.clone());
-        Self { kernel, accept, written: None }
+        let table = OwnTable::new(kernel.clone(), TABLE, "write the rules of the way out");
+        Self { kernel, accept, table }
     }
 
     /// Makes the rules fit these interfaces, and no others; with none all rules are removed. True if something was
@@ -104,7 +99,7 @@ impl Masquerade {
         wanted.iter().try_for_each(|it| check_name(&it.name))?;
         let open: Vec<String> = translating(wanted).map(|it| it.name.clone()).collect();
         self.accept.set_through(&open)?;
-        let table = self.write(wanted).await?;
+        let table = self.table.set(chains(wanted)).await?;
         let accept = match open.is_empty() {
             true => self.accept.remove().await?,
             false => self.accept.ensure().await?,
@@ -112,37 +107,12 @@ impl Masquerade {
         Ok(accept | table)
     }
 
-    async fn write(&mut self, wanted: &[ExposedInterface]) -> Result<bool, KernelError> {
-        let kernel = self.kernel.clone();
-        let _one = kernel.inner.filters.lock().await;
-        let found = kernel.nft_list(TABLE).await?;
-        if found.as_ref().is_some_and(|found| !found.is_ours()) {
-            return Err(TABLE.taken());
-        }
-        let is_whole = self.written.as_ref().is_some_and(|(of, shape)| {
-            of == wanted && found.as_ref().is_some_and(|found| found.shape() == *shape)
-        });
-        if is_whole {
-            return Ok(false);
-        }
-        self.written = None;
-        kernel.nft_write(&text(wanted), "write the rules of the way out").await?;
-        let shape = kernel.nft_list(TABLE).await?.map(|found| found.shape());
-        self.written = shape.map(|shape| (wanted.to_vec(), shape));
-        Ok(true)
-    }
-
     /// Removes the translation and all its rules. False if there were none.
     ///
     /// # Errors
     /// See [`Self::set`]; another program's table stays.
     pub async fn remove(&mut self) -> Result<bool, KernelError> {
-        self.written = None;
-        let kernel = self.kernel.clone();
-        let table = {
-            let _one = kernel.inner.filters.lock().await;
-            kernel.nft_remove(TABLE).await
-        };
+        let table = self.table.remove().await;
         Ok(self.accept.remove().await? | table?)
     }
 
@@ -161,19 +131,12 @@ fn translating(wanted: &[ExposedInterface]) -> impl Iterator<Item = &ExposedInte
     wanted.iter().filter(|it| !it.translated.is_empty())
 }
 
-/// The whole table in nft's language.
-fn text(wanted: &[ExposedInterface]) -> String {
-    let Table { family, name } = TABLE;
+/// The table's chains in nft's language.
+fn chains(wanted: &[ExposedInterface]) -> Vec<String> {
     let chain = |name: &str, kind: &str, hook: &str, priority: i32| {
         format!("chain {name} {{ type {kind} hook {hook} priority {priority}; policy accept;")
     };
-    let mut lines = vec![
-        format!("table {family} {name}"),
-        format!("delete table {family} {name}"),
-        format!("table {family} {name} {{"),
-        format!("chain {TAG} {{ }}"),
-        chain("frames", "filter", "prerouting", PRIORITY_RAW),
-    ];
+    let mut lines = vec![chain("frames", "filter", "prerouting", PRIORITY_RAW)];
     lines.extend(wanted.iter().flat_map(untracked));
     lines.push("}".into());
     if translating(wanted).next().is_some() {
@@ -189,8 +152,7 @@ fn text(wanted: &[ExposedInterface]) -> String {
         lines.extend(translating(wanted).flat_map(refusals));
         lines.push("}".into());
     }
-    lines.push("}\n".into());
-    lines.join("\n")
+    lines
 }
 
 fn untracked(ExposedInterface { name, mac, .. }: &ExposedInterface) -> Vec<String> {
@@ -247,6 +209,10 @@ mod tests {
         ExposedInterface { name, mac, translated, internal: false }
     }
 
+    fn text(wanted: &[ExposedInterface]) -> String {
+        chains(wanted).join("\n")
+    }
+
     #[test]
     fn nothing_passes_through_a_network_without_a_way_out() {
         let shut = ExposedInterface { internal: true, ..interface("weft-hst-2a1d94", &[]) };
@@ -256,7 +222,7 @@ mod tests {
         let closed = ["iifname", "oifname"]
             .map(|way| format!("{way} \"weft-hst-2a1d94\" counter name refused drop"));
         assert_eq!(rules, closed, "before all others");
-        let alone = super::text(&[shut]);
+        let alone = chains(&[shut]).join("\n");
         assert!(alone.contains("counter refused {") && !alone.contains("nat hook"), "{alone}");
     }
 

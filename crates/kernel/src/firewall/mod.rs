@@ -10,6 +10,7 @@ pub(crate) mod masquerade;
 pub(crate) mod mss;
 pub(crate) mod nft;
 pub(crate) mod nft_watch;
+mod own_table;
 pub(crate) mod port_locks;
 pub(crate) mod ruleset;
 pub(crate) mod senders;
