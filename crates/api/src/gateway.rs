@@ -96,6 +96,9 @@ pub struct ServeRequest {
     pub engine: ServeEngine,
     /// How clients show who they are.
     pub login: LoginSettings,
+    /// All that clients send goes through this host: to its network, and to all else that it reaches, by the host's
+    /// own address.
+    pub redirect_gateway: bool,
     /// Options that all clients are pushed, such as `route 192.0.2.0 255.255.255.0`.
     pub pushes: Vec<String>,
     /// What programs of other projects watch it by.
@@ -142,6 +145,9 @@ pub struct Gateway {
     /// Where its management interface listens: a path, or `ADDRESS:PORT`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub management: Option<String>,
+    /// The families in which clients reach all that this host reaches: `ipv4`, `ipv6`.
+    #[serde(default)]
+    pub way_out: Vec<String>,
     /// Clients that are connected.
     pub clients: usize,
     /// Sessions, with those of clients that have not shown who they are.

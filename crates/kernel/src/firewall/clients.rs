@@ -1,10 +1,15 @@
 //! Which way packets of clients go ([`Kernel::ensure_clients`]): between them, and between them and their network. The
-//! host passes them nowhere else but to the networks that [`ClientWays`] names, and nothing else to them, though its
-//! switches of forwarding are on for their device.
+//! host passes them nowhere else but where [`ClientWays`] says, and nothing else to them, though its switches of
+//! forwarding are on for their device.
 
 use ipnet::IpNet;
 
-use super::{forward::ForwardRule, nft::Table, own_table::OwnTable};
+use super::{
+    forward::ForwardRule,
+    masquerade::{EXPOSED_PATTERN, PRIORITY},
+    nft::Table,
+    own_table::OwnTable,
+};
 use crate::{error::KernelError, handle::Kernel, net::link::check_name};
 
 const TABLE: Table = Table { family: "inet", name: "weft-clients" };
@@ -16,11 +21,21 @@ pub struct ClientWays {
     pub connects_clients: bool,
     /// Other networks that clients reach, and that reach them.
     pub networks: Vec<IpNet>,
+    /// The ranges whose clients reach all that this host reaches, with the host's address. Only answers come back.
+    /// None: no client does.
+    pub way_out: Vec<IpNet>,
+}
+
+impl ClientWays {
+    /// Whether clients go anywhere but to their network.
+    fn go_elsewhere(&self) -> bool {
+        !self.networks.is_empty() || !self.way_out.is_empty()
+    }
 }
 
 impl Default for ClientWays {
     fn default() -> Self {
-        Self { connects_clients: true, networks: Vec::new() }
+        Self { connects_clients: true, networks: Vec::new(), way_out: Vec::new() }
     }
 }
 
@@ -53,7 +68,7 @@ impl ClientRules {
         ways: &ClientWays,
     ) -> Result<bool, KernelError> {
         [device, exposed].into_iter().try_for_each(check_name)?;
-        self.accept.set_clients(device, exposed, !ways.networks.is_empty())?;
+        self.accept.set_clients(device, exposed, ways.go_elsewhere())?;
         // Nothing is accepted before all else is refused.
         let table = self.table.set(chains(device, exposed, ways)).await?;
         Ok(self.accept.ensure().await? | table)
@@ -73,12 +88,11 @@ impl ClientRules {
 fn chains(device: &str, exposed: &str, ways: &ClientWays) -> Vec<String> {
     let between = format!("iifname \"{device}\" oifname \"{device}\" accept");
     let between = Some(between).filter(|_| ways.connects_clients);
-    let ways = ways.networks.iter().flat_map(|network| {
-        let family = if network.addr().is_ipv4() { "ip" } else { "ip6" };
-        let network = network.trunc();
+    let networks = ways.networks.iter().flat_map(|network| {
+        let (ip, network) = (family(network), network.trunc());
         [
-            format!("iifname \"{device}\" oifname != \"{device}\" {family} daddr {network} accept"),
-            format!("oifname \"{device}\" iifname != \"{device}\" {family} saddr {network} accept"),
+            format!("iifname \"{device}\" oifname != \"{device}\" {ip} daddr {network} accept"),
+            format!("oifname \"{device}\" iifname != \"{device}\" {ip} saddr {network} accept"),
         ]
     });
     let head = [
@@ -92,5 +106,50 @@ fn chains(device: &str, exposed: &str, ways: &ClientWays) -> Vec<String> {
         format!("oifname \"{device}\" counter name refused drop"),
         "}".into(),
     ];
-    head.into_iter().chain(between).chain(ways).chain(tail).collect()
+    let mut lines: Vec<String> = head.into_iter().chain(between).chain(networks).collect();
+    lines.extend(ways_out(device, &ways.way_out));
+    lines.extend(tail);
+    lines.extend(translation(device, exposed, ways));
+    lines
+}
+
+fn family(network: &IpNet) -> &'static str {
+    if network.addr().is_ipv4() { "ip" } else { "ip6" }
+}
+
+/// Clients go out, but to no other network of Weft; answers come back.
+fn ways_out(device: &str, ranges: &[IpNet]) -> Vec<String> {
+    if ranges.is_empty() {
+        return Vec::new();
+    }
+    let others =
+        format!("iifname \"{device}\" oifname \"{EXPOSED_PATTERN}\" counter name refused drop");
+    let out = ranges.iter().map(|range| {
+        let (ip, range) = (family(range), range.trunc());
+        format!("iifname \"{device}\" oifname != \"{device}\" {ip} saddr {range} accept")
+    });
+    let answers =
+        format!("oifname \"{device}\" iifname != \"{device}\" ct state established,related accept");
+    [others].into_iter().chain(out).chain([answers]).collect()
+}
+
+/// Clients have this host's address outside. Where they are known, they keep their own: on their network, and on those
+/// that are named.
+fn translation(device: &str, exposed: &str, ways: &ClientWays) -> Vec<String> {
+    if ways.way_out.is_empty() {
+        return Vec::new();
+    }
+    let head =
+        format!("chain translate {{ type nat hook postrouting priority {PRIORITY}; policy accept;");
+    let kept = ways.networks.iter().map(|network| {
+        let (ip, network) = (family(network), network.trunc());
+        format!("iifname \"{device}\" {ip} daddr {network} return")
+    });
+    let out = ways.way_out.iter().map(|range| {
+        let (ip, range) = (family(range), range.trunc());
+        format!(
+            "iifname \"{device}\" oifname != {{ \"{device}\", \"{exposed}\" }} {ip} saddr {range} masquerade"
+        )
+    });
+    [head].into_iter().chain(kept).chain(out).chain(["}".into()]).collect()
 }

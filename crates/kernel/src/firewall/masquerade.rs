@@ -25,9 +25,9 @@ use crate::{
 
 const TABLE: Table = Table { family: "inet", name: "weft-masquerade" };
 /// Matches the host's own interfaces on all networks, in nftables.
-const EXPOSED_PATTERN: &str = "weft-h*";
+pub(super) const EXPOSED_PATTERN: &str = "weft-h*";
 /// The priority of source translation, after other programs' filters (nft(8), "srcnat").
-const PRIORITY: i32 = 100;
+pub(super) const PRIORITY: i32 = 100;
 /// The priority of a decision not to track a packet (nft(8), "raw").
 const PRIORITY_RAW: i32 = -300;
 /// The switches of forwarding, IPv4 and IPv6.

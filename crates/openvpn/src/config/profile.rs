@@ -77,7 +77,11 @@ impl NewProfile<'_> {
         let comment = self.comment.replace(char::is_control, " ");
         out.push_str(&format!("# {comment}\nclient\ndev tun\n"));
         self.remotes(&mut out)?;
-        out.push_str("resolv-retry infinite\nnobind\npersist-key\npersist-tun\n");
+        out.push_str("resolv-retry infinite\nnobind\npersist-key\n");
+        // With redirect-gateway, the old tunnel's routes would lead to a further server's address.
+        if self.remotes.windows(2).all(|pair| pair[0].0 == pair[1].0) {
+            out.push_str("persist-tun\n");
+        }
         out.push_str("remote-cert-tls server\n");
         if let Some(name) = self.server_name {
             out.push_str(&format!("verify-x509-name {} name\n", quoted(name)?));

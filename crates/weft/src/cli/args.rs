@@ -376,6 +376,9 @@ pub struct OpenvpnServeArgs {
     /// A token that was not renewed for twice so many seconds is no longer good (default: 3600)
     #[arg(long, value_name = "SECONDS")]
     pub token_renewal: Option<u32>,
+    /// Send all that clients send through this host, with its address outside (net.ipv4.ip_forward must be on)
+    #[arg(long)]
+    pub redirect_gateway: bool,
     /// Option that all clients are pushed, such as 'route 192.0.2.0 255.255.255.0'; may be repeated
     #[arg(long, value_name = "OPTION")]
     pub push: Vec<String>,

@@ -43,8 +43,7 @@ impl Attachments {
         let translated = before.as_ref().is_some_and(|before| before.masquerade);
         let masquerade = request.masquerade.unwrap_or(translated);
         if masquerade && !translated {
-            check_has_way_out(&network)?;
-            self.check_forwarding()?;
+            self.check_way_out(&network)?;
         }
         let was = before.as_ref().map(|before| before.name.clone());
         let name = request.name.or(was).unwrap_or_else(|| printable(&self.nickname));
@@ -204,16 +203,6 @@ impl Inner {
     fn exposed(&self) -> impl Iterator<Item = &Saved> {
         self.saved.values().filter(|saved| saved.maker == Maker::Host)
     }
-}
-
-/// Refuses to translate addresses of a network that has no way out.
-fn check_has_way_out(network: &OnNetwork) -> Result<(), AttachError> {
-    let name = &network.name;
-    if network.internal {
-        let text = format!("network {name} is internal: there is no way out of it");
-        return Err(AttachError::NoWayOut(text));
-    }
-    Ok(())
 }
 
 /// Refuses a prefix that is shorter than its range's: the host would reach foreign addresses by the network.

@@ -36,11 +36,8 @@ impl Attachments {
         network: &OnNetwork,
         addresses: &[IpNet],
     ) -> Result<Vec<IpAddr>, AttachError> {
+        check_has_way_out(network)?;
         let name = &network.name;
-        if network.internal {
-            let text = format!("network {name} is internal: there is no way out of it");
-            return Err(AttachError::NoWayOut(text));
-        }
         let host = inner.saved.get(&host_id(name)).filter(|host| host.is_attached());
         let Some(host) = host.map(Saved::shown) else {
             let expose = match name.as_str() {
@@ -66,9 +63,15 @@ impl Attachments {
         exposed(all, |vni| self.networks.is_internal(vni))
     }
 
+    /// Refuses a network that has no way out, and a host that passes nothing on.
+    pub(crate) fn check_way_out(&self, network: &OnNetwork) -> Result<(), AttachError> {
+        check_has_way_out(network)?;
+        self.check_forwarding()
+    }
+
     /// Refuses a host that passes nothing on. Weft does not switch that on: it would make the host a router
     /// between all its networks.
-    pub(super) fn check_forwarding(&self) -> Result<(), AttachError> {
+    pub(crate) fn check_forwarding(&self) -> Result<(), AttachError> {
         if self.kernel.forwarding()?.ipv4 {
             return Ok(());
         }
@@ -106,6 +109,16 @@ impl Inner {
             format!("the default route of {name} leads to {gateway}: end that container first");
         Err(ApiError::new(ErrorKind::Conflict, text))
     }
+}
+
+/// Refuses a network that has no way out.
+fn check_has_way_out(network: &OnNetwork) -> Result<(), AttachError> {
+    let name = &network.name;
+    if network.internal {
+        let text = format!("network {name} is internal: there is no way out of it");
+        return Err(AttachError::NoWayOut(text));
+    }
+    Ok(())
 }
 
 /// At most one address of each family that the host passes on, out of those in the container's networks.

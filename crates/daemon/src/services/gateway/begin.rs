@@ -28,6 +28,7 @@ impl Gateway {
         wanted: &Wanted,
     ) -> Result<(Begun, mpsc::Receiver<Event>), ApiError> {
         let network = self.networks.join(Some(&wanted.network)).await?;
+        self.check_way_out(wanted, &network)?;
         let import = self.imported()?;
         let own = import.as_ref().and_then(|import| import.own(&network.name));
         let request = ExposeRequest {
@@ -50,15 +51,15 @@ impl Gateway {
             tracing::info!(reason, "the kernel does not move packets of OpenVPN clients");
         }
         let has_ipv6 = self.kernel.forwarding().is_ok_and(|forwarding| forwarding.ipv6);
-        let own = host.addresses.clone();
-        let ways = self.ways(&wanted.pushes, &own);
         let inside = Inside {
-            own,
+            own: host.addresses.clone(),
             domain: self.domain.clone(),
             ping_s: wanted.ping_s,
             ping_restart_s: wanted.ping_restart_s,
+            redirect_gateway: wanted.redirect_gateway,
             pushes: wanted.pushes.clone(),
         };
+        let has_ipv6 = has_ipv6 && inside.own(false).is_some();
         if inside.own(true).is_none() {
             return Err(conflict("this host has no IPv4 address on the network".into()));
         }
@@ -78,9 +79,9 @@ impl Gateway {
             exposed: exposed_on(network.vni),
             network,
             login: wanted.login.clone(),
-            has_ipv6: has_ipv6 && inside.own(false).is_some(),
+            has_ipv6,
+            ways: self.ways(wanted, &inside, has_ipv6),
             inside,
-            ways,
             threads_max,
         };
         Ok((begun, events))

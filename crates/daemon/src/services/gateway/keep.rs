@@ -10,7 +10,7 @@ use weft_api::{ApiError, ErrorKind};
 
 use super::journal::Weight;
 use super::serving::{Inputs, Serving};
-use super::{BEGIN_LIMIT, Gateway, State, Wanted, device, late};
+use super::{BEGIN_LIMIT, Gateway, State, Wanted, device, late, way_out};
 use crate::devices::{NETWORK, exposed_on};
 use crate::services::supervisor::Pulse;
 
@@ -86,6 +86,7 @@ async fn serve_once(
         auth: now.login.auth,
         status_file,
         management,
+        way_out: way_out::families(&begun.ways),
         ..weft_api::Gateway::default()
     };
     let mut serving = Serving::new(Arc::clone(gateway), begun);

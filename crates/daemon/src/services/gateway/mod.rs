@@ -28,6 +28,7 @@ mod streams;
 mod tools;
 mod users;
 mod wanted;
+mod way_out;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -235,8 +236,9 @@ impl Gateway {
                 Some(self.with_others(waiting(&wanted, None)))
             }
             State::Waiting { wanted, reason } => Some(self.with_others(waiting(&wanted, reason))),
-            State::Serving { mut shown, .. } => {
-                shown.reason = self.imported_now().and_then(|import| import.fault());
+            State::Serving { wanted, mut shown, .. } => {
+                let fault = self.imported_now().and_then(|import| import.fault());
+                shown.reason = fault.or_else(|| self.way_out_fault(&wanted));
                 if let Some(look) = self.ask(|reply| Command::Look { reply }).await {
                     (shown.drops, shown.clients, shown.sessions) =
                         (look.drops, look.connected, look.sessions);

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
-use weft_openvpn::messages::{PUSH_OPTION_BYTES_MAX, PUSH_OPTIONS_MAX, PushOption};
+use weft_openvpn::messages::{PUSH_OPTION_BYTES_MAX, PUSH_OPTIONS_MAX, PushOption, RouteHost};
 
 /// Refuses options that cannot be pushed to all clients, or are the gateway's own.
 ///
@@ -38,15 +38,45 @@ pub(super) fn check(options: &[String]) -> Result<(), String> {
             | PushOption::IfconfigIpv6(..) => {
                 return Err(format!("{option:?} is the gateway's own to push: leave it out"));
             }
-            PushOption::RedirectGateway(_) | PushOption::RedirectPrivate(_) => {
+            _ if redirects(option) => {
                 return Err(format!(
-                    "{option:?}: clients have no way to the Internet through this gateway: leave it out"
+                    "{option:?}: leave it out, and give --redirect-gateway, which lets clients out as well"
                 ));
             }
             _ => {}
         }
     }
     Ok(())
+}
+
+/// The destination of a pushed route through the tunnel.
+pub(super) fn route_of(option: &str) -> Option<IpNet> {
+    match PushOption::parse(option).ok()? {
+        PushOption::Route(
+            RouteHost::Address(network),
+            mask,
+            None | Some(RouteHost::VpnGateway),
+            _,
+        ) => IpNet::with_netmask(network.into(), mask.into()).ok().map(|net| net.trunc()),
+        PushOption::RouteIpv6(network, bits, None | Some(RouteHost::VpnGateway), _) => {
+            IpNet::new(network.into(), bits).ok().map(|net| net.trunc())
+        }
+        _ => None,
+    }
+}
+
+/// Whether a route leads to nearly everywhere, as those do that stand for a default route.
+pub(super) const fn is_everywhere(route: &IpNet) -> bool {
+    match route {
+        IpNet::V4(route) => route.prefix_len() <= 1,
+        IpNet::V6(route) => route.prefix_len() <= 3,
+    }
+}
+
+/// Whether an option leads all that a client sends through the host.
+pub(super) fn redirects(option: &str) -> bool {
+    matches!(PushOption::parse(option), Ok(PushOption::RedirectGateway(_)))
+        || route_of(option).is_some_and(|route| is_everywhere(&route))
 }
 
 /// The network as a client gets to see it.
@@ -58,6 +88,8 @@ pub(super) struct Inside {
     pub(super) domain: String,
     pub(super) ping_s: u32,
     pub(super) ping_restart_s: u32,
+    /// All that clients send goes through this host.
+    pub(super) redirect_gateway: bool,
     /// Further options for all clients.
     pub(super) pushes: Vec<String>,
 }
@@ -103,7 +135,13 @@ impl Inside {
             }
         }
         options.extend(more.iter().chain(&self.pushes).cloned());
-        // What an administrator says of these comes first. A client that leaves says so.
+        // What an administrator says of these comes first.
+        if self.redirect_gateway && !options.iter().any(|it| it.starts_with("redirect-gateway")) {
+            // Without an address of the family, the client could not follow.
+            let ipv6 = options.iter().any(|option| option.starts_with("ifconfig-ipv6 "));
+            options.push(format!("redirect-gateway def1{}", if ipv6 { " ipv6" } else { "" }));
+        }
+        // A client that leaves says so.
         let (ping, restart) = (self.ping_s, self.ping_restart_s);
         for (name, value) in
             [("ping", ping), ("ping-restart", restart), ("explicit-exit-notify", 1)]
@@ -130,6 +168,7 @@ mod tests {
             domain: "weft.local".into(),
             ping_s: 10,
             ping_restart_s: 60,
+            redirect_gateway: false,
             pushes: Vec::new(),
         }
     }
@@ -161,6 +200,20 @@ mod tests {
     }
 
     #[test]
+    fn all_traffic_is_redirected_in_the_families_that_the_client_has() {
+        let addresses = ["10.32.0.9".parse().unwrap(), "fd00::9".parse().unwrap()];
+        let redirect = |own: &[&str], more: &[String]| {
+            let inside = Inside { redirect_gateway: true, ..inside(own) };
+            let options = inside.options_with(&addresses, more).into_iter();
+            options.filter(|option| redirects(option)).collect::<Vec<_>>()
+        };
+        assert_eq!(redirect(&["10.32.0.1/12", "fd00::1/64"], &[]), ["redirect-gateway def1 ipv6"]);
+        assert_eq!(redirect(&["10.32.0.1/12"], &[]), ["redirect-gateway def1"]);
+        let by_hand = ["redirect-gateway local".to_owned()];
+        assert_eq!(redirect(&["10.32.0.1/12"], &by_hand), by_hand);
+    }
+
+    #[test]
     fn what_an_administrator_pushes_comes_before_the_gateways_own() {
         let mut inside = inside(&["10.8.0.1/24"]);
         inside.pushes = vec!["route 192.0.2.0 255.255.255.0".into()];
@@ -180,8 +233,16 @@ mod tests {
         {
             assert!(!refused(option), "{option}");
         }
-        for option in ["topology net30", "ifconfig 10.8.0.2 10.8.0.1", "a,b", "a\nb", "comp-lzo no"]
-        {
+        for option in [
+            "topology net30",
+            "ifconfig 10.8.0.2 10.8.0.1",
+            "a,b",
+            "a\nb",
+            "comp-lzo no",
+            "redirect-gateway def1",
+            "route 0.0.0.0 128.0.0.0",
+            "route-ipv6 2000::/3",
+        ] {
             assert!(refused(option), "{option}");
         }
         assert!(check(&vec!["inactive 1".to_owned(); PUSH_OPTIONS_MAX + 1]).is_err());

@@ -30,6 +30,9 @@ pub(super) struct Wanted {
     pub(super) engine: ServeEngine,
     #[serde(default)]
     pub(super) login: LoginSettings,
+    /// All that clients send goes through this host.
+    #[serde(default)]
+    pub(super) redirect_gateway: bool,
     /// Options that all clients are pushed.
     #[serde(default)]
     pub(super) pushes: Vec<String>,
@@ -55,6 +58,7 @@ impl Gateway {
             ping_restart_s,
             engine,
             login,
+            redirect_gateway,
             pushes,
             tools,
         } = request;
@@ -80,7 +84,7 @@ impl Gateway {
             return bad(fault);
         }
         let tools = self.checked_tools(tools)?;
-        let network = self.networks.join(network.as_deref()).await?.name;
+        let network = self.networks.join(network.as_deref()).await?;
         let needs_certificate = import.as_ref().is_some_and(|it| !it.allows_passwords_alone());
         if needs_certificate && !login.auth.has_certificate() {
             return bad(
@@ -90,18 +94,21 @@ impl Gateway {
         }
         let import = import.map(|import| import.id());
         let ping_restart_s = restart_s;
-        Ok(Wanted {
+        let wanted = Wanted {
             listen,
-            network,
+            network: network.name.clone(),
             remotes,
             ping_s,
             ping_restart_s,
             engine,
             login,
+            redirect_gateway,
             pushes,
             tools,
             import,
-        })
+        };
+        self.check_way_out(&wanted, &network)?;
+        Ok(wanted)
     }
 
     /// Saves what is wanted, and has the service do it.

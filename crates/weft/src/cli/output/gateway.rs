@@ -26,7 +26,6 @@ pub(in crate::cli) fn gateway(gateway: &Gateway) -> String {
         clients,
         engine,
         engine_reason,
-        auth,
         status_file,
         management,
         ..
@@ -47,7 +46,7 @@ pub(in crate::cli) fn gateway(gateway: &Gateway) -> String {
     if let Some(reason) = engine_reason {
         let _ = write!(text, " (not the kernel's: {reason})");
     }
-    text.push_str(match auth {
+    text.push_str(match gateway.auth {
         Auth::Certificate => "",
         Auth::Password => ", with passwords alone",
         Auth::Both => ", with certificates and passwords",
@@ -58,6 +57,11 @@ pub(in crate::cli) fn gateway(gateway: &Gateway) -> String {
     if let Some(place) = management {
         let _ = write!(text, ", management interface {place}");
     }
+    text.push_str(match gateway.way_out.as_slice() {
+        [] => "",
+        [_] => ", a way out by IPv4 alone",
+        _ => ", a way out by IPv4 and IPv6",
+    });
     text
 }
 

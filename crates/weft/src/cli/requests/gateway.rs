@@ -83,6 +83,7 @@ async fn serve(args: OpenvpnServeArgs, daemon: &Client) -> anyhow::Result<()> {
         ping_restart_s: args.ping_restart,
         engine: args.engine.served(),
         login,
+        redirect_gateway: args.redirect_gateway,
         pushes: args.push,
         tools,
     };

@@ -14,7 +14,6 @@ use weft_openvpn::config::{ClientFile, NameKind, Proto, PushChange, ServerSettin
 use weft_openvpn::device::Side;
 use weft_openvpn::gate::GateConfig;
 use weft_openvpn::key_method::LinkOptions;
-use weft_openvpn::messages::{PushOption, RouteHost};
 use weft_openvpn::negotiation::ServerPolicy;
 use weft_openvpn::session::{ServerOptions, Timing};
 use weft_openvpn::wrap::{AuthDigest, AuthDirection, ServerKey, WrapKeys};
@@ -27,7 +26,7 @@ use super::{Saved, watching};
 use crate::services::gateway::authority::{Holder, serial_of};
 use crate::services::gateway::device::MTU;
 use crate::services::gateway::management::Password;
-use crate::services::gateway::push::Inside;
+use crate::services::gateway::push::{Inside, route_of};
 use crate::services::gateway::sockets::PORT;
 use crate::services::gateway::{PING_RESTART_S, PING_S, Wanted};
 
@@ -156,6 +155,11 @@ impl Imported {
     /// Whether a name may be connected several times.
     pub(in crate::services::gateway) const fn allows_duplicates(&self) -> bool {
         self.settings.allows_duplicates
+    }
+
+    /// Whether clients reach each other.
+    pub(in crate::services::gateway) const fn connects_clients(&self) -> bool {
+        self.settings.connects_clients
     }
 
     /// How first packets are wrapped, and how many are answered.
@@ -348,7 +352,7 @@ impl Imported {
     }
 
     /// All options that some clients are pushed.
-    pub(super) fn all_pushes(&self) -> impl Iterator<Item = &String> {
+    pub(in crate::services::gateway) fn all_pushes(&self) -> impl Iterator<Item = &String> {
         let of_files = self.clients.values().flat_map(|file| &file.pushes);
         let of_files = of_files.filter_map(|change| match change {
             PushChange::Add(option) => Some(option),
@@ -369,22 +373,6 @@ pub(super) fn revocations(saved: &Saved, tls: &TlsSettings) -> Result<Revocation
     };
     let ca = certificates("ca", tls.ca.as_deref().unwrap_or_default())?;
     Revocations::read(crl, &ca)
-}
-
-/// The destination of a pushed route through the tunnel.
-pub(super) fn route_of(option: &str) -> Option<IpNet> {
-    match PushOption::parse(option).ok()? {
-        PushOption::Route(
-            RouteHost::Address(network),
-            mask,
-            None | Some(RouteHost::VpnGateway),
-            _,
-        ) => IpNet::with_netmask(network.into(), mask.into()).ok().map(|net| net.trunc()),
-        PushOption::RouteIpv6(network, bits, None | Some(RouteHost::VpnGateway), _) => {
-            IpNet::new(network.into(), bits).ok().map(|net| net.trunc())
-        }
-        _ => None,
-    }
 }
 
 /// The name of a client's file, as OpenVPN makes it.

@@ -12,7 +12,7 @@ mod reading;
 mod trust;
 mod watching;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
@@ -21,12 +21,11 @@ use ipnet::IpNet;
 use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 use weft_api::{ApiError, CrlRequest, ErrorKind, ImportReport, ImportRequest};
-use weft_kernel::ClientWays;
 use weft_openvpn::config::VerifyClientCert;
 use zeroize::Zeroizing;
 
 pub(super) use self::imported::Imported;
-use self::imported::{revocations, route_of};
+use self::imported::revocations;
 use self::places::Place;
 use self::reading::{Reading, pool_addresses};
 use super::Gateway;
@@ -199,20 +198,6 @@ impl Gateway {
                 );
                 Err(ApiError::new(ErrorKind::Conflict, text))
             }
-        }
-    }
-
-    /// Where clients may go beside their network, on which this host has the addresses `own`: where they are pushed
-    /// routes to.
-    pub(super) fn ways(&self, pushes: &[String], own: &[IpNet]) -> ClientWays {
-        let import = self.imported_now();
-        let of_import = import.iter().flat_map(|import| import.all_pushes());
-        let routes = pushes.iter().chain(of_import).filter_map(|option| route_of(option));
-        let is_elsewhere = |route: &IpNet| !own.iter().any(|own| own.trunc().contains(route));
-        let networks: BTreeSet<IpNet> = routes.filter(is_elsewhere).collect();
-        ClientWays {
-            connects_clients: import.is_none_or(|import| import.settings.connects_clients),
-            networks: networks.into_iter().collect(),
         }
     }
 
