@@ -6,7 +6,7 @@ use crate::pki::Keys;
 use crate::stage::{SERVER, Stage};
 
 /// What replaces what in the configuration, the reason in the report, and whether the line may be left out.
-const FAULTS: [(&str, &str, &str, bool); 19] = [
+const FAULTS: [(&str, &str, &str, bool); 18] = [
     ("verb 3", "push \"route 10.0.0.0", "a \" has no second one", false),
     ("verb 3", "no-such-thing 5", "OpenVPN has no directive", true),
     ("port 1194", "port many", "port has a bad value \"many\"", true),
@@ -23,7 +23,6 @@ const FAULTS: [(&str, &str, &str, bool); 19] = [
     ("dev tun", "dev tap", "change dev tap to dev tun", true),
     ("server 10.8.0.0", "server 10.8.0.7", "the first address of the network", false),
     ("verb 3", "client-connect /bin/true", "it runs a program", false),
-    ("verb 3", "push \"redirect-gateway def1\"", "no way to the Internet", true),
     ("client-config-dir ccd", "client-config-dir nowhere", "nowhere cannot be read", false),
     ("verb 3", "management 127.0.0.1 7505", "write a file with its password", true),
 ];

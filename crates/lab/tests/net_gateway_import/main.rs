@@ -12,3 +12,4 @@ mod refused;
 mod seen;
 mod stage;
 mod watched;
+mod way_out;

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use rustls::pki_types::CertificateDer;
 use weft_api::{Auth, Listen, Protocol, ServeRequest};
 use weft_crypto::DataCipher;
-use weft_openvpn::config::{ClientFile, NameKind, Proto, PushChange, ServerSettings, TlsSettings};
+use weft_openvpn::config::{ClientFile, NameKind, Proto, ServerSettings, TlsSettings};
 use weft_openvpn::device::Side;
 use weft_openvpn::gate::GateConfig;
 use weft_openvpn::key_method::LinkOptions;
@@ -20,7 +20,7 @@ use weft_openvpn::wrap::{AuthDigest, AuthDirection, ServerKey, WrapKeys};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
-use super::reading::{DEFAULT_FILE, Reading, is_refused_push, networks_of, pings};
+use super::reading::{DEFAULT_FILE, Reading, all_pushes, networks_of, pings};
 use super::trust::{Revocations, certificates, tls};
 use super::{Saved, watching};
 use crate::services::gateway::authority::{Holder, serial_of};
@@ -345,20 +345,13 @@ impl Imported {
         let mut pushed = file.map_or(common.clone(), |file| file.apply_pushes(&common));
         let own = self.networks(name);
         // Nobody is sent through the tunnel to the network behind itself.
-        pushed.retain(|option| {
-            !is_refused_push(option) && route_of(option).is_none_or(|route| !own.contains(&route))
-        });
+        pushed.retain(|option| route_of(option).is_none_or(|route| !own.contains(&route)));
         inside.options_with(addresses, &pushed)
     }
 
     /// All options that some clients are pushed.
     pub(in crate::services::gateway) fn all_pushes(&self) -> impl Iterator<Item = &String> {
-        let of_files = self.clients.values().flat_map(|file| &file.pushes);
-        let of_files = of_files.filter_map(|change| match change {
-            PushChange::Add(option) => Some(option),
-            PushChange::Remove(_) | PushChange::Reset => None,
-        });
-        self.settings.pushes.iter().chain(of_files)
+        all_pushes(&self.settings, &self.clients)
     }
 
     fn client(&self, name: &str) -> Option<&ClientFile> {

@@ -111,6 +111,9 @@ impl Gateway {
         if let Some(place) = &place {
             draft.put(place);
         }
+        if draft.reading.leads_out() {
+            draft.report.faults.extend(self.forwarding_fault());
+        }
         let in_the_way = draft.reading.in_the_way(without_refused);
         draft.report.lines = std::mem::take(&mut draft.reading.lines);
         draft.report.faults.append(&mut draft.reading.faults);

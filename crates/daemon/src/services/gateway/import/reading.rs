@@ -8,14 +8,15 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use weft_api::ImportedLine;
 use weft_openvpn::config::{
-    ClientFile, ImportLine, ServerImport, ServerSettings, Verdict, VerifyClientCert,
+    ClientFile, ImportLine, PushChange, ServerImport, ServerSettings, Verdict, VerifyClientCert,
     read_client_file, read_server_config,
 };
-use weft_openvpn::messages::{PushOption, Topology};
+use weft_openvpn::messages::Topology;
 use weft_openvpn::wrap::AuthDigest;
 
 use super::logins::has_login;
 use super::{Saved, watching};
+use crate::services::gateway::push::redirects;
 
 /// The file of clients without one of their own.
 pub(super) const DEFAULT_FILE: &str = "DEFAULT";
@@ -46,8 +47,6 @@ const DECIDERS: [&str; 23] = [
     "verify-x509-name",
 ];
 const NO_PASSWORDS: &str = "the server asks for no passwords";
-const OWN_TRAFFIC: &str =
-    "clients have no way to the Internet through this gateway: remove it, and they keep their own";
 
 /// A configuration with the files of its clients, as it was read.
 pub(super) struct Reading {
@@ -103,6 +102,11 @@ impl Reading {
             line.verdict == REFUSED && (is_decider || !without_refused)
         };
         self.lines.iter().filter(counts).count()
+    }
+
+    /// Whether some clients are to reach all else through this host.
+    pub(super) fn leads_out(&self) -> bool {
+        all_pushes(&self.settings, &self.clients).any(|option| redirects(option))
     }
 
     /// The fixed address of each client.
@@ -238,6 +242,19 @@ impl Reading {
 const TAKEN: &str = "taken";
 const REFUSED: &str = "refused";
 
+/// All options that some clients are pushed.
+pub(super) fn all_pushes<'a>(
+    settings: &'a ServerSettings,
+    clients: &'a BTreeMap<String, ClientFile>,
+) -> impl Iterator<Item = &'a String> {
+    let of_files = clients.values().flat_map(|file| &file.pushes);
+    let of_files = of_files.filter_map(|change| match change {
+        PushChange::Add(option) => Some(option),
+        PushChange::Remove(_) | PushChange::Reset => None,
+    });
+    settings.pushes.iter().chain(of_files)
+}
+
 /// The networks behind a client.
 pub(super) fn networks_of(file: &ClientFile) -> Vec<IpNet> {
     let ipv4 = file.networks_ipv4.iter().map(|(address, bits)| (IpAddr::V4(*address), *bits));
@@ -252,14 +269,6 @@ pub(super) fn pings(settings: &ServerSettings) -> (u32, u32) {
         option.strip_prefix("ping-restart ").and_then(|seconds| seconds.trim().parse().ok())
     });
     (settings.ping_s, pushed.unwrap_or(settings.ping_restart_s))
-}
-
-/// Whether a pushed option is one that this gateway cannot keep.
-pub(super) fn is_refused_push(option: &str) -> bool {
-    matches!(
-        PushOption::parse(option),
-        Ok(PushOption::RedirectGateway(_) | PushOption::RedirectPrivate(_))
-    )
 }
 
 fn is_in(path: &str, folder: &str) -> bool {
@@ -325,7 +334,6 @@ fn on_gateway(text: &str, settings: &ServerSettings) -> Option<Verdict> {
             refused("an IPv6 range is a /64: correct the prefix length")
         }
         "local" => refused_socket(settings),
-        "push" if pushed(text).is_some_and(is_refused_push) => refused(OWN_TRAFFIC),
         _ => None,
     }
 }
@@ -394,24 +402,12 @@ fn refused_socket(settings: &ServerSettings) -> Option<Verdict> {
     None
 }
 
-/// The option of a line `push "OPTION"`.
-fn pushed(text: &str) -> Option<&str> {
-    let option = text.strip_prefix("push ")?.trim();
-    Some(option.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(option))
-}
-
 fn judged_of_client(line: ImportLine) -> ImportLine {
-    let why = match name_of(&line.text) {
-        "ifconfig-ipv6-push" => {
-            "a client's IPv6 address follows from its IPv4 address on a network: remove the line"
-        }
-        "push" if pushed(&line.text).is_some_and(is_refused_push) => OWN_TRAFFIC,
-        _ => return line,
-    };
-    match line.verdict {
-        Verdict::Taken => ImportLine { verdict: Verdict::Refused(Cow::Borrowed(why)), ..line },
-        _ => line,
+    if name_of(&line.text) != "ifconfig-ipv6-push" || line.verdict != Verdict::Taken {
+        return line;
     }
+    let why = "a client's IPv6 address follows from its IPv4 address on a network: remove the line";
+    ImportLine { verdict: Verdict::Refused(Cow::Borrowed(why)), ..line }
 }
 
 /// The address that a client had by the file of the pool.
@@ -458,7 +454,7 @@ mod tests {
             ("proto", "taken"),
             ("status", "taken"),
             ("management", "refused"),
-            ("push", "refused"),
+            ("push", "taken"),
             ("push", "taken"),
             ("auth-user-pass-verify", "refused"),
             ("verify-client-cert", "taken"),
@@ -467,7 +463,7 @@ mod tests {
             ("", "refused"),
         ];
         assert_eq!(verdicts(&reading), expected);
-        assert_eq!(reading.in_the_way(false), 6);
+        assert_eq!(reading.in_the_way(false), 5);
         // Passwords, the list, and the line that nobody can read.
         assert_eq!(reading.in_the_way(true), 3);
     }
