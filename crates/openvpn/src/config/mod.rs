@@ -8,6 +8,7 @@ mod client;
 mod lexer;
 mod pool_file;
 mod profile;
+mod pushed;
 mod server;
 mod table;
 mod tls;
@@ -28,6 +29,7 @@ pub use client::{
 pub use lexer::{BLOCK_BYTES_MAX, CONFIG_BYTES_MAX, DIRECTIVES_MAX, LINE_BYTES_MAX};
 pub use pool_file::{POOL_ENTRIES_MAX, PoolEntry, PoolFileError, read_pool_file, write_pool_file};
 pub use profile::{NewProfile, ProfileError, Wrapping};
+pub use pushed::{PushFault, check_push};
 pub use server::{
     Listen, LoginProgram, Management, Rate, ServerImport, ServerSettings, StatusFile,
     TokenSettings, VerifyClientCert, read_server_config,

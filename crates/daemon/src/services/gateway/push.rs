@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
+use weft_openvpn::config::check_push;
 use weft_openvpn::messages::{PUSH_OPTION_BYTES_MAX, PUSH_OPTIONS_MAX, PushOption, RouteHost};
 
 /// Refuses options that cannot be pushed to all clients, or are the gateway's own.
@@ -24,7 +25,7 @@ pub(super) fn check(options: &[String]) -> Result<(), String> {
                 "{option:?} is longer than {PUSH_OPTION_BYTES_MAX} bytes: shorten it"
             ));
         }
-        match PushOption::parse(option).map_err(|error| error.to_string())? {
+        match check_push(option).map_err(|error| error.to_string())? {
             PushOption::Compression(_)
             | PushOption::Topology(_)
             | PushOption::RouteGateway(_)
@@ -239,6 +240,7 @@ mod tests {
             "a,b",
             "a\nb",
             "comp-lzo no",
+            "route x",
             "redirect-gateway def1",
             "route 0.0.0.0 128.0.0.0",
             "route-ipv6 2000::/3",
