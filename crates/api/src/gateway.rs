@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::listen::{Listen, Protocol};
 use crate::login::{Auth, LoginSettings};
+use crate::rate::Rate;
 use crate::tools::ToolSettings;
 
 /// The certificate authority of a gateway's clients.
@@ -99,6 +100,10 @@ pub struct ServeRequest {
     /// All that clients send goes through this host: to its network, and to all else that it reaches, by the host's
     /// own address.
     pub redirect_gateway: bool,
+    /// The most that comes from each address of a client; `None`: no limit.
+    pub client_up: Option<Rate>,
+    /// The most that goes to each address of a client; `None`: no limit.
+    pub client_down: Option<Rate>,
     /// Options that all clients are pushed, such as `route 192.0.2.0 255.255.255.0`.
     pub pushes: Vec<String>,
     /// What programs of other projects watch it by.
@@ -148,6 +153,12 @@ pub struct Gateway {
     /// The families in which clients reach all that this host reaches: `ipv4`, `ipv6`.
     #[serde(default)]
     pub way_out: Vec<String>,
+    /// The most that comes from each address of a client, in bits a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_up: Option<Rate>,
+    /// The most that goes to each address of a client, in bits a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_down: Option<Rate>,
     /// Clients that are connected.
     pub clients: usize,
     /// Sessions, with those of clients that have not shown who they are.

@@ -177,3 +177,48 @@ fn a_host_or_a_network_that_lets_nobody_out_is_named() -> anyhow::Result<()> {
     })?;
     Ok(())
 }
+
+/// Of this many packets at once with this many bytes, a limit of 64 kbit/s lets about a third through.
+const BURST: (&str, &str) = ("300", "1300");
+
+/// How many answers a burst of pings gets.
+fn answers(from: &Netns, to: &str) -> anyhow::Result<u32> {
+    let (count, bytes) = BURST;
+    let words = ["ping", "-n", "-q", "-c", count, "-i", "0.001", "-W", "2", "-s", bytes, to];
+    let said = from.exec(&words)?.stdout;
+    let found = said.split(", ").find_map(|part| part.strip_suffix(" received"));
+    found.and_then(|count| count.parse().ok()).with_context(|| format!("no count: {said}"))
+}
+
+#[test]
+fn each_client_has_a_limit_of_its_own_each_way() -> anyhow::Result<()> {
+    let stage = Stage::new()?;
+    let host = stage.host();
+    let wrong = host.weft(&["openvpn", "serve", "--client-up", "20X"])?;
+    refused(&wrong, "such as 20M")?;
+    let (one, two) = (stage.machine(1)?, stage.machine(2)?);
+    let profiles = (stage.profile(host, "alice")?, stage.profile(host, "bob")?);
+    let to = stage.one.ipv4()?.to_string();
+    for (flag, other) in [("--client-up", "client_down"), ("--client-down", "client_up")] {
+        let served = host.weft_json(&[&SERVE[..6], &[flag, "64K"]].concat())?;
+        ensure!(served[other].is_null(), "{served}");
+        let (mut alice, mut bob) = (one.connect(&profiles.0)?, two.connect(&profiles.1)?);
+        let got = answers(&one.netns, &to)?;
+        // The burst is free: 128 KiB. A busy machine takes seconds for it, in which 6 packets a second are free, too.
+        ensure!((80..240).contains(&got), "{flag}: {got} answers");
+        let got = answers(&two.netns, &to)?;
+        ensure!(
+            (80..240).contains(&got),
+            "{flag}: a client has used up the limit of another: {got}"
+        );
+        alice.process.terminate(LIMIT)?;
+        bob.process.terminate(LIMIT)?;
+    }
+    let text = host.weft(&["status"])?.success()?.stdout;
+    ensure!(text.contains("at most 64K bit/s to a client"), "{text}");
+    serve(host)?;
+    let _alice = one.connect(&profiles.0)?;
+    let got = answers(&one.netns, &to)?;
+    ensure!(got > 280, "without a limit {got} answers");
+    Ok(())
+}

@@ -1,4 +1,4 @@
-//! Which way packets of clients go ([`Kernel::ensure_clients`]): between them, and between them and their network. The
+//! How many packets of clients go, and which way ([`Kernel::ensure_clients`]): between them, and between them and their network. The
 //! host passes them nowhere else but where [`ClientWays`] says, and nothing else to them, though its switches of
 //! forwarding are on for their device.
 
@@ -13,8 +13,19 @@ use super::{
 use crate::{error::KernelError, handle::Kernel, net::link::check_name};
 
 const TABLE: Table = Table { family: "inet", name: "weft-clients" };
+/// The priority of the limits: before the decision which way a packet goes, and before its translation (nft(8),
+/// "mangle").
+const PRIORITY_LIMITS: i32 = -150;
+/// Addresses whose traffic is counted, of each family and direction: more than clients have, with networks behind them.
+const COUNTED_MAX: u32 = 65_536;
+/// For how long a silent address is remembered, in seconds: longer than its burst takes to be free again.
+const COUNTED_S: u32 = 60;
+/// How long the limit may be exceeded by as much again, in milliseconds.
+const BURST_MS: u64 = 100;
+/// The smallest burst, in bytes: two super-packets.
+const BURST_BYTES_MIN: u64 = 2 * 65_536;
 
-/// Where clients may go beside their network.
+/// Where clients may go beside their network, and how much may go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientWays {
     /// Clients reach each other.
@@ -24,6 +35,10 @@ pub struct ClientWays {
     /// The ranges whose clients reach all that this host reaches, with the host's address. Only answers come back.
     /// None: no client does.
     pub way_out: Vec<IpNet>,
+    /// Bytes a second that come from each address of a client at most; more is dropped. `None`: no limit.
+    pub up: Option<u64>,
+    /// The same for what goes to it.
+    pub down: Option<u64>,
 }
 
 impl ClientWays {
@@ -35,7 +50,8 @@ impl ClientWays {
 
 impl Default for ClientWays {
     fn default() -> Self {
-        Self { connects_clients: true, networks: Vec::new(), way_out: Vec::new() }
+        let (networks, way_out) = (Vec::new(), Vec::new());
+        Self { connects_clients: true, networks, way_out, up: None, down: None }
     }
 }
 
@@ -110,6 +126,7 @@ fn chains(device: &str, exposed: &str, ways: &ClientWays) -> Vec<String> {
     lines.extend(ways_out(device, &ways.way_out));
     lines.extend(tail);
     lines.extend(translation(device, exposed, ways));
+    lines.extend(limits(device, ways));
     lines
 }
 
@@ -152,4 +169,35 @@ fn translation(device: &str, exposed: &str, ways: &ClientWays) -> Vec<String> {
         )
     });
     [head].into_iter().chain(kept).chain(out).chain(["}".into()]).collect()
+}
+
+/// What each address has too much of is dropped: on its way in at once, on its way out where its own address stands
+/// again.
+fn limits(device: &str, ways: &ClientWays) -> Vec<String> {
+    let limits = [
+        ("up", "prerouting", "iifname", "saddr", ways.up),
+        ("down", "postrouting", "oifname", "daddr", ways.down),
+    ];
+    let mut lines = Vec::new();
+    for (name, hook, way, field, rate) in limits {
+        let Some(rate) = rate else { continue };
+        let burst = (rate * BURST_MS / 1_000).max(BURST_BYTES_MIN);
+        let families = [("ip", "ipv4_addr"), ("ip6", "ipv6_addr")];
+        lines.push(format!("counter {name} {{ packets 0 bytes 0 }}"));
+        lines.extend(families.map(|(ip, kind)| {
+            format!(
+                "set {name}-{ip} {{ type {kind}; size {COUNTED_MAX}; flags dynamic,timeout; timeout {COUNTED_S}s; }}"
+            )
+        }));
+        lines.push(format!(
+            "chain {name} {{ type filter hook {hook} priority {PRIORITY_LIMITS}; policy accept;"
+        ));
+        lines.extend(families.map(|(ip, _)| {
+            format!(
+                "{way} \"{device}\" update @{name}-{ip} {{ {ip} {field} limit rate over {rate} bytes/second burst {burst} bytes }} counter name {name} drop"
+            )
+        }));
+        lines.push("}".into());
+    }
+    lines
 }

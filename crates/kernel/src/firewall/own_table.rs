@@ -29,7 +29,7 @@ impl OwnTable {
     /// [`KernelError::NftRefused`], [`KernelError::Program`], [`KernelError::NotPermitted`].
     pub(super) async fn set(&mut self, lines: Vec<String>) -> Result<bool, KernelError> {
         let _one = self.kernel.inner.filters.lock().await;
-        let found = self.kernel.nft_list(self.table).await?;
+        let found = self.kernel.nft_list_without_members(self.table).await?;
         if found.as_ref().is_some_and(|found| !found.is_ours()) {
             return Err(self.table.taken());
         }
@@ -41,7 +41,8 @@ impl OwnTable {
         }
         self.written = None;
         self.kernel.nft_write(&text(self.table, &lines), self.doing).await?;
-        let shape = self.kernel.nft_list(self.table).await?.map(|found| found.shape());
+        let shape =
+            self.kernel.nft_list_without_members(self.table).await?.map(|found| found.shape());
         self.written = shape.map(|shape| (lines, shape));
         Ok(true)
     }

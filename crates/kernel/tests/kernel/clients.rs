@@ -219,6 +219,14 @@ fn clients_reach_their_network_and_nothing_else() {
         assert!(ping(&client, "203.0.113.2"), "a network that is named is not reached");
         assert!(ping(&outside, "10.32.0.50"), "a network that is named does not reach clients");
         ways.networks.clear();
+        // Nobody outside has a route to clients.
+        outside.run("ip", &["route", "del", "10.32.0.0/12"]);
+        ways.way_out = vec!["10.32.0.0/12".parse().unwrap()];
+        assert!(rules.set(ROUTED, EXPOSED, &ways).await.unwrap());
+        assert!(ping(&client, "203.0.113.2"), "a client is not let out");
+        outside.run("ip", &["route", "add", "10.32.0.0/12", "via", "203.0.113.1"]);
+        assert!(!ping(&outside, "10.32.0.50"), "more than answers come back");
+        ways.way_out.clear();
         run("nft", &["flush chain inet weft-clients forward"]);
         assert!(rules.set(ROUTED, EXPOSED, &ways).await.unwrap());
         assert!(!ping(&client, "203.0.113.2"), "a damage is not repaired");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use weft_api::{Auth, ClientName, Listen, ManagementPlace};
+use weft_api::{Auth, ClientName, Listen, ManagementPlace, Rate};
 use weft_daemon::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, WORKERS_MAX};
 
 use crate::dco::DcoCommand;
@@ -379,6 +379,12 @@ pub struct OpenvpnServeArgs {
     /// Send all that clients send through this host, with its address outside (net.ipv4.ip_forward must be on)
     #[arg(long)]
     pub redirect_gateway: bool,
+    /// Most bits a second that come from each address of a client, such as 20M (default: no limit)
+    #[arg(long, value_name = "RATE")]
+    pub client_up: Option<Rate>,
+    /// Most bits a second that go to each address of a client, such as 20M (default: no limit)
+    #[arg(long, value_name = "RATE")]
+    pub client_down: Option<Rate>,
     /// Option that all clients are pushed, such as 'route 192.0.2.0 255.255.255.0'; may be repeated
     #[arg(long, value_name = "OPTION")]
     pub push: Vec<String>,

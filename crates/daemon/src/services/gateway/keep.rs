@@ -87,6 +87,8 @@ async fn serve_once(
         status_file,
         management,
         way_out: way_out::families(&begun.ways),
+        client_up: now.client_up,
+        client_down: now.client_down,
         ..weft_api::Gateway::default()
     };
     let mut serving = Serving::new(Arc::clone(gateway), begun);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use weft_api::{
-    ApiError, ErrorKind, Listen, LoginSettings, ServeEngine, ServeRequest, ToolSettings,
+    ApiError, ErrorKind, Listen, LoginSettings, Rate, ServeEngine, ServeRequest, ToolSettings,
 };
 
 use super::{Gateway, login, places, push};
@@ -33,6 +33,12 @@ pub(super) struct Wanted {
     /// All that clients send goes through this host.
     #[serde(default)]
     pub(super) redirect_gateway: bool,
+    /// The most that comes from each address of a client.
+    #[serde(default)]
+    pub(super) client_up: Option<Rate>,
+    /// The most that goes to each address of a client.
+    #[serde(default)]
+    pub(super) client_down: Option<Rate>,
     /// Options that all clients are pushed.
     #[serde(default)]
     pub(super) pushes: Vec<String>,
@@ -59,6 +65,8 @@ impl Gateway {
             engine,
             login,
             redirect_gateway,
+            client_up,
+            client_down,
             pushes,
             tools,
         } = request;
@@ -103,6 +111,8 @@ impl Gateway {
             engine,
             login,
             redirect_gateway,
+            client_up,
+            client_down,
             pushes,
             tools,
             import,

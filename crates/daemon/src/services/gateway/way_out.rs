@@ -1,10 +1,10 @@
 //! Where clients go beside their network: to the networks that they are pushed routes to, and, with
-//! `redirect-gateway`, to all that this host reaches.
+//! `redirect-gateway`, to all that this host reaches. And how much each of them may send and get.
 
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
-use weft_api::{ApiError, ErrorKind};
+use weft_api::{ApiError, ErrorKind, Rate};
 use weft_kernel::ClientWays;
 
 use super::push::{Inside, is_everywhere, redirects, route_of};
@@ -60,8 +60,15 @@ impl Gateway {
             connects_clients: import.is_none_or(|import| import.connects_clients()),
             networks: networks.into_iter().collect(),
             way_out: ranges.into_iter().collect(),
+            up: wanted.client_up.map(bytes),
+            down: wanted.client_down.map(bytes),
         }
     }
+}
+
+/// Bytes a second.
+const fn bytes(rate: Rate) -> u64 {
+    rate.bits() / 8
 }
 
 /// The families in which clients are let out, for `weft status`.

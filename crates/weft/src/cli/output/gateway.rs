@@ -62,6 +62,11 @@ pub(in crate::cli) fn gateway(gateway: &Gateway) -> String {
         [_] => ", a way out by IPv4 alone",
         _ => ", a way out by IPv4 and IPv6",
     });
+    for (rate, way) in [(gateway.client_up, "from"), (gateway.client_down, "to")] {
+        if let Some(rate) = rate {
+            let _ = write!(text, ", at most {rate} bit/s {way} a client");
+        }
+    }
     text
 }
 

@@ -84,6 +84,8 @@ async fn serve(args: OpenvpnServeArgs, daemon: &Client) -> anyhow::Result<()> {
         engine: args.engine.served(),
         login,
         redirect_gateway: args.redirect_gateway,
+        client_up: args.client_up,
+        client_down: args.client_down,
         pushes: args.push,
         tools,
     };
