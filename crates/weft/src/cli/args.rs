@@ -420,6 +420,9 @@ pub struct OpenvpnProfileArgs {
     /// The shared profile asks for a one-time code, too
     #[arg(long, requires = "shared")]
     pub totp: bool,
+    /// Show the profile as a QR code in the terminal, for a phone
+    #[arg(long, conflicts_with = "json")]
+    pub qr: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -2,3 +2,4 @@
 
 pub mod connect;
 pub mod import;
+pub mod qr;

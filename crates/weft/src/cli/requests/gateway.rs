@@ -94,14 +94,24 @@ async fn serve(args: OpenvpnServeArgs, daemon: &Client) -> anyhow::Result<()> {
 }
 
 async fn profile(args: OpenvpnProfileArgs, daemon: &Client) -> anyhow::Result<()> {
-    let OpenvpnProfileArgs { name, totp, json, .. } = args;
+    let OpenvpnProfileArgs { name, totp, qr, json, .. } = args;
     let Some(name) = name else {
         let request = SharedRequest { totp };
         let shared: SharedProfile = daemon.call::<call::ClientShared>(&request).await?;
-        return output::print(json, &shared, |shared| shared.profile.clone());
+        return print_profile(qr, json, &shared, &shared.profile);
     };
     let profile: ClientProfile = daemon.call::<call::ClientIssue>(&ClientRequest { name }).await?;
-    output::print(json, &profile, |profile| profile.profile.clone())
+    print_profile(qr, json, &profile, &profile.profile)
+}
+
+fn print_profile<T: serde::Serialize>(
+    qr: bool,
+    json: bool,
+    answer: &T,
+    profile: &str,
+) -> anyhow::Result<()> {
+    let text = if qr { crate::openvpn::qr::shown(profile)? } else { profile.to_owned() };
+    output::print(json, answer, |_| text)
 }
 
 async fn user(command: OpenvpnUserCommand, daemon: &Client) -> anyhow::Result<()> {
