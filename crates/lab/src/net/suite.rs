@@ -56,7 +56,7 @@ const ALONE: [&str; 12] = [
 /// Tests that the core omits: they watch growth or drift over minutes, measure a figure, or repeat another test
 /// on ports of the other kind, with more containers, with engines that crash, or by another client of the same
 /// interface (the core has one scenario of each: Docker, CNI, OpenVPN).
-const NOT_CORE: [&str; 43] = [
+const NOT_CORE: [&str; 46] = [
     "net_bench::attach_and_detach*",
     "net_bench::every_column*",
     "net_bench::hosts_that_send_at_once*",
@@ -79,6 +79,9 @@ const NOT_CORE: [&str; 43] = [
     "net_gateway_hosts::a_name_has*",
     "net_gateway_hosts::a_replica_serves*",
     "net_gateway_hosts::the_authority_moves*",
+    "net_gateway_import::way_out*",
+    "net_gateway_way_out::a_host*",
+    "net_gateway_way_out::each_client*",
     "net_gateway_tcp::garbage*",
     "net_gateway_tcp::traffic*",
     "net_gateway_import::bad_input*",
