@@ -5,12 +5,12 @@ use std::collections::btree_map::Entry;
 use std::convert::Infallible;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, major, minor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use weft_io::faults;
@@ -25,6 +25,8 @@ pub(crate) const MESH_FILE: &str = "mesh.json";
 
 /// How long a daemon that starts waits for its directories' locks.
 const LOCK_LIMIT: Duration = Duration::from_secs(1);
+/// How long it waits for the lock of a process that has ended.
+const LEFTOVER_LIMIT: Duration = Duration::from_secs(30);
 /// How often it tries.
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
@@ -348,15 +350,19 @@ impl Lock {
         }
     }
 
-    /// As [`Self::take`], once others have let go of it, within a moment: a program that a killed daemon was about to
-    /// start, and a command that looks whether a daemon runs.
+    /// As [`Self::take`], once others have let go of it: a command that looks whether a daemon runs does so within a
+    /// moment, and a program that a killed daemon was about to start once it is read from the disk.
     pub(crate) fn take_soon(dir: &Path) -> Result<Option<Self>, StoreError> {
-        let until = Instant::now() + LOCK_LIMIT;
+        let begun = Instant::now();
         loop {
-            match Self::take(dir)? {
-                None if Instant::now() < until => std::thread::sleep(LOCK_POLL),
-                taken => return Ok(taken),
+            let taken = Self::take(dir)?;
+            let waited = begun.elapsed();
+            let gives_up = waited >= LEFTOVER_LIMIT
+                || waited >= LOCK_LIMIT && !is_leftover(&dir.join(LOCK)).unwrap_or(false);
+            if taken.is_some() || gives_up {
+                return Ok(taken);
             }
+            std::thread::sleep(LOCK_POLL);
         }
     }
 
@@ -366,6 +372,22 @@ impl Lock {
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }
+}
+
+/// Whether the process that locked a file has ended, so that others have the lock from it. `None`: the kernel does not
+/// tell (proc_locks(5)).
+fn is_leftover(file: &Path) -> Option<bool> {
+    let found = fs::metadata(file).ok()?;
+    let (device, inode) = (found.dev(), found.ino());
+    let place = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    let locker = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [_, "FLOCK", _, _, process, at, ..] = fields[..] else { return None };
+        (at == place).then(|| process.parse().ok())?
+    };
+    let process: u32 = locks.lines().find_map(locker)?;
+    Some(!Path::new("/proc").join(process.to_string()).exists())
 }
 
 /// Advice for a disk error.
@@ -497,5 +519,21 @@ mod tests {
         assert!(second.is_some());
         letting_go.join().unwrap();
         assert!(Lock::take_soon(dir.path()).unwrap().is_none(), "it ends");
+    }
+
+    #[test]
+    fn a_lock_is_waited_for_longer_if_the_process_that_took_it_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(Lock::take(dir.path()).unwrap());
+        let seconds = LOCK_LIMIT.as_secs() + 1;
+        let script = format!("exec 9<{LOCK} && flock 9 && sleep {seconds} >/dev/null 2>&1 &");
+        let mut shell = std::process::Command::new("sh");
+        assert!(shell.args(["-c", &script]).current_dir(dir.path()).status().unwrap().success());
+        let begun = Instant::now();
+        while Lock::take(dir.path()).unwrap().is_some() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "flock has not taken it");
+            std::thread::sleep(LOCK_POLL);
+        }
+        assert!(Lock::take_soon(dir.path()).unwrap().is_some());
     }
 }
