@@ -55,7 +55,10 @@ impl Gateway {
     pub(super) async fn checked(&self, request: ServeRequest) -> Result<Wanted, ApiError> {
         let bad = |text: String| Err(ApiError::new(ErrorKind::BadRequest, text));
         let import = self.imported()?;
-        let request = import.as_ref().map_or(request.clone(), |import| import.fill(request));
+        let request = match &import {
+            Some(import) => import.fill(request),
+            None => request,
+        };
         let ServeRequest {
             listen,
             network,
