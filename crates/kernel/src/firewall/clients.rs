@@ -1,6 +1,6 @@
-//! How many packets of clients go, and which way ([`Kernel::ensure_clients`]): between them, and between them and their network. The
-//! host passes them nowhere else but where [`ClientWays`] says, and nothing else to them, though its switches of
-//! forwarding are on for their device.
+//! The rules for packets of clients ([`Kernel::ensure_clients`]): where they may go, and how many. The host forwards
+//! them among clients, to and from their network, and where [`ClientWays`] allows. It drops all others, although
+//! forwarding is on for their device.
 
 use ipnet::IpNet;
 

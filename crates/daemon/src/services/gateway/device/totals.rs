@@ -11,8 +11,8 @@ const ENDED_MAX: usize = 65_536;
 /// Bytes received and sent outside.
 type Bytes = (u64, u64);
 
-/// Bytes outside of all peers since the device was made. What a peer moved between the last look and its end is counted
-/// if the gateway ended it, and not if the device did.
+/// Bytes of all peers on the wire since the device was made. A peer that the gateway ends is read once more before. A
+/// peer that the device ends is counted as of the last look.
 #[derive(Default)]
 pub(super) struct Totals(Mutex<Inner>);
 

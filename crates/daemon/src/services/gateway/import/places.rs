@@ -1,4 +1,4 @@
-//! Where the clients of a server that was taken over are: the network that they join, and their addresses on it.
+//! The network that clients of an imported server join, and their addresses on it.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -15,7 +15,7 @@ use crate::services::gateway::{Gateway, owner_of};
 /// The network that is made for the clients' range, if no network of this host has it.
 const NETWORK_MADE: &str = "openvpn";
 
-/// Where clients are.
+/// The network and range of an imported server's clients.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) name: String,

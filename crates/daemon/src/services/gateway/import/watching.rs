@@ -15,7 +15,7 @@ pub(super) const NO_NAME: &str =
 const OTHER_HOSTS: &str = "other hosts could connect to the management interface: write 127.0.0.1";
 const NO_PASSWORD: &str = "all users of the host could connect to the management interface: \
     write a file with its password behind the port, or unix in the place of the port";
-/// What is said of a line that is taken.
+/// Tells where the file or socket of a line is found.
 const STATUS: &str = "its name is in the directory openvpn of Weft's runtime directory, \
     such as /run/weft/openvpn: let programs read it there, or link to it";
 
@@ -85,7 +85,7 @@ pub(super) fn fault(directive: &str, settings: &ServerSettings) -> Option<&'stat
     }
 }
 
-/// What is said of a line that is taken.
+/// The remark for a line that is taken over; `None`: it needs none.
 pub(super) fn note(directive: &str, settings: &ServerSettings) -> Option<&'static str> {
     let is_unix = settings.management.as_ref().is_some_and(|it| it.port.is_none());
     match directive {
