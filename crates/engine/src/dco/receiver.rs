@@ -29,9 +29,37 @@ use crate::tables::sa::ovpn_refused;
 pub(super) struct Receiver {
     pub(super) batch: RecvBatch,
     merger: Merger,
-    /// The last peer of a batch that has moved: its packets come from another address than packets to it go to, or
-    /// to another address of ours than they leave from.
-    moved: Option<Moved>,
+    moves: Moves,
+}
+
+/// Peers of one batch that have moved, at most: one for each message. The next packet of others tells of them.
+pub(super) const MOVES_MAX: usize = RUN_MESSAGES_MAX;
+
+/// The peers of a batch that have moved: their packets come from another address than packets to them go to, or to
+/// another address of ours than they leave from.
+#[derive(Debug, Default)]
+struct Moves {
+    count: usize,
+    list: [Option<Moved>; MOVES_MAX],
+}
+
+impl Moves {
+    /// The last packet of a peer says where it is.
+    #[cold]
+    fn note(&mut self, moved: Moved) {
+        let is_its = |known: &&mut Option<Moved>| known.is_some_and(|it| it.number == moved.number);
+        if let Some(known) = self.list[..self.count].iter_mut().find(is_its) {
+            *known = Some(moved);
+        } else if let Some(free) = self.list.get_mut(self.count) {
+            *free = Some(moved);
+            self.count += 1;
+        }
+    }
+
+    fn take(&mut self) -> Option<Moved> {
+        self.count = self.count.checked_sub(1)?;
+        self.list[self.count].take()
+    }
 }
 
 /// A peer that is elsewhere.
@@ -95,7 +123,7 @@ impl Receiver {
     pub(super) fn new(tcp: bool, udp: bool) -> Self {
         let mut merger = Merger::new();
         merger.set_merging(tcp, udp);
-        Self { batch: RecvBatch::new(), merger, moved: None }
+        Self { batch: RecvBatch::new(), merger, moves: Moves::default() }
     }
 
     /// How many messages the next batch may have.
@@ -103,12 +131,18 @@ impl Receiver {
         RUN_MESSAGES_MAX
     }
 
-    /// A peer that has moved, and where to: the worker is to write it down.
-    pub(super) const fn take_moved(&mut self) -> Option<Moved> {
-        self.moved.take()
+    /// Whether a peer of the batch has moved.
+    #[inline]
+    pub(super) const fn has_moves(&self) -> bool {
+        self.moves.count > 0
     }
 
-    /// Works through the batch and writes all of it to the TUN device.
+    /// A peer that has moved, and where to: the worker is to write it down before it writes the packets.
+    pub(super) fn take_moved(&mut self) -> Option<Moved> {
+        self.moves.take()
+    }
+
+    /// Works through the batch. Its packets wait for [`Self::write`], but for those that leave no room for others.
     pub(super) fn handle_batch(
         &mut self,
         shared: &Shared,
@@ -116,7 +150,7 @@ impl Receiver {
         telling: &Telling,
         (transport, now_ms): (u16, u64),
     ) {
-        let Self { batch, merger, moved } = self;
+        let Self { batch, merger, moves } = self;
         let mut held = None;
         let (messages, datagrams) = each_message(batch, env.counters, |batch, index, message| {
             let arrival = Arrival {
@@ -128,12 +162,15 @@ impl Receiver {
             };
             for range in datagrams(message) {
                 let arena = batch.buffer_mut();
-                take(shared, env, telling, arrival, (arena, range), &mut held, merger, moved);
+                take(shared, env, telling, arrival, (arena, range), &mut held, merger, moves);
             }
         });
         env.counters.did(Work::MessagesReceived, messages);
         env.counters.did(Work::DatagramsReceived, datagrams);
-        drop(held);
+    }
+
+    /// Writes the batch to the TUN device.
+    pub(super) fn write(&mut self, env: &DeviceEnv<'_>) {
         self.merger.flush(self.batch.buffer(), env);
     }
 
@@ -147,7 +184,7 @@ impl Receiver {
         arrival: Arrival,
         arena: &mut [u8],
     ) -> Option<usize> {
-        let Self { merger, moved, .. } = self;
+        let Self { merger, moves, .. } = self;
         let (mut at, mut count, mut held) = (0, 0, None);
         let mut is_whole = true;
         while let Some(length) = arena[at..].first_chunk().map(|length| u16::from_be_bytes(*length))
@@ -164,7 +201,7 @@ impl Receiver {
             }
             at = range.end;
             count += 1;
-            take(shared, env, telling, arrival, (arena, range), &mut held, merger, moved);
+            take(shared, env, telling, arrival, (arena, range), &mut held, merger, moves);
         }
         env.counters.did(Work::DatagramsReceived, count);
         drop(held);
@@ -189,10 +226,10 @@ fn take<'a>(
     (arena, range): (&mut [u8], Range<usize>),
     held: &mut Option<Held<'a>>,
     merger: &mut Merger,
-    moved: &mut Option<Moved>,
+    moves: &mut Moves,
 ) {
     let start = range.start;
-    match open(shared, telling, &mut arena[range.clone()], arrival, held, moved) {
+    match open(shared, telling, &mut arena[range.clone()], arrival, held, moves) {
         Ok(Opened::Frame(at, room)) => {
             let frame = OpenedFrame {
                 at: (start + at.start) as u32..(start + at.end) as u32,
@@ -222,7 +259,7 @@ fn open<'a>(
     packet: &mut [u8],
     arrival: Arrival,
     held: &mut Option<Held<'a>>,
-    moved: &mut Option<Moved>,
+    moves: &mut Moves,
 ) -> Result<Opened, DropReason> {
     let word = *packet.first_chunk::<4>().ok_or(DropReason::Malformed)?;
     let key_id = match Opcode::parse(word[0]) {
@@ -245,7 +282,7 @@ fn open<'a>(
     peer.heard(arrival.now_ms);
     if !arrival.connected && is_elsewhere(peer, &arrival) {
         let Arrival { source, local, .. } = arrival;
-        *moved = Some(Moved { index, number: peer.number, source, local });
+        moves.note(Moved { index, number: peer.number, source, local });
     }
     let inside = &packet[plain.clone()];
     received.outside.count(packet.len());

@@ -37,16 +37,25 @@ fn key(id: u32) -> KeyAttributes {
     }
 }
 
-/// Runs `f` with a device in a fresh network namespace.
+/// Runs `f` with a device of one peer in a fresh network namespace.
 fn with_device(f: impl FnOnce(&Device, mpsc::Receiver<Event>) + Send + 'static) {
-    let thread = thread::spawn(|| {
+    let (tell, told) = mpsc::channel();
+    let tell = Mutex::new(tell);
+    let events = move |event| {
+        let _ = tell.lock().unwrap().send(event);
+    };
+    with_device_of(Mode::P2p, events, |device| f(device, told));
+}
+
+/// Runs `f` with a device of this mode in a fresh network namespace.
+fn with_device_of(
+    mode: Mode,
+    events: impl Fn(Event) + Send + Sync + 'static,
+    f: impl FnOnce(&Device) + Send + 'static,
+) {
+    let thread = thread::spawn(move || {
         unshare_network().expect("this test needs root");
-        let (tell, told) = mpsc::channel();
-        let tell = std::sync::Mutex::new(tell);
-        let events = move |event| {
-            let _ = tell.lock().unwrap().send(event);
-        };
-        let (name, mode) = ("ovpn0".to_owned(), Mode::P2p);
+        let name = "ovpn0".to_owned();
         let (mtu, path_mtu) = (1_400, IPV6_MTU_MIN);
         let config = DeviceConfig { name, mode, mtu, path_mtu, offloads: false };
         let device = Device::open(&config, Arc::new(events)).unwrap();
@@ -58,9 +67,33 @@ fn with_device(f: impl FnOnce(&Device, mpsc::Receiver<Event>) + Send + 'static) 
         ] {
             assert!(Command::new("ip").args(line.split(' ')).status().unwrap().success());
         }
-        f(&device, told);
+        f(&device);
     });
     thread.join().unwrap();
+}
+
+/// A packet with these bytes inside, as the peer with this id seals it.
+fn sealed(device: &Device, id: u32, inside: &[u8]) -> Vec<u8> {
+    let shared = device.common.read();
+    let peer = shared.peers.get(shared.peers.index_of(id).unwrap()).unwrap();
+    let sealing = peer.keys.sealing().unwrap().sealing();
+    let mut packet = vec![0; sealing.overhead_len() + inside.len()];
+    packet[sealing.front_len()..][..inside.len()].copy_from_slice(inside);
+    let word = data::first_word(KeyId::new(5).unwrap(), PeerNumber::new(id));
+    let mut sealer = sealing.reserve(1, word).unwrap();
+    sealer.seal(&mut packet, inside.len()).unwrap();
+    packet
+}
+
+/// A UDP datagram from 10.8.0.2 to this port of 10.8.0.1, without a checksum of its own.
+fn datagram_inside(port: u16) -> Vec<u8> {
+    let mut packet = vec![0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0, 10, 8, 0, 2, 10, 8, 0, 1];
+    let words = packet.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
+    let sum: u32 = words.sum();
+    let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    packet[10..12].copy_from_slice(&checksum.to_be_bytes());
+    packet.extend([[0, 9], port.to_be_bytes(), [0, 12], [0, 0], [1, 2], [3, 4]].concat());
+    packet
 }
 
 /// The event that reports the key of peer 3 as used up.
@@ -200,6 +233,80 @@ fn a_socket_that_is_held_is_read_before_and_after_its_peers() {
         let refused = device.send_to(number, from, &[0x40, 5]);
         assert_eq!(refused, Err(DeviceError::NotASocket));
         assert_eq!(device.hold(there.into()).map(|_| ()), Ok(()), "another may have its place");
+    });
+}
+
+#[test]
+fn all_peers_that_move_in_one_batch_are_followed_at_once() {
+    const COUNT: u32 = receiver::MOVES_MAX as u32;
+    let (tell, told) = mpsc::channel();
+    let tell = Mutex::new(tell);
+    let events = move |event| {
+        let _ = tell.lock().unwrap().send(event);
+    };
+    with_device_of(Mode::Mp, events, move |device| {
+        let here = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = here.local_addr().unwrap();
+        let packets: Vec<(UdpSocket, Vec<u8>)> = (1..=COUNT)
+            .map(|id| {
+                let vpn_ipv4 = Some(Ipv4Addr::from_bits(0x0a08_0001 + id));
+                let new = PeerAttributes { vpn_ipv4, ..peer(id, 1_000) };
+                device.new_peer(here.try_clone().unwrap().into(), &new).unwrap();
+                device.new_key(&key(id)).unwrap();
+                let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+                (socket, sealed(device, id, &data::PING))
+            })
+            .collect();
+        // The device's thread waits for the lock, so that it finds all of them at once.
+        let shared = device.common.write();
+        for (socket, packet) in &packets {
+            socket.send_to(packet, to).unwrap();
+        }
+        drop(shared);
+        let mut moved = Vec::new();
+        while moved.len() < packets.len() {
+            match told.recv_timeout(PATIENCE).unwrap() {
+                Event::Notification(Notification::PeerFloat { peer_id, remote }) => {
+                    assert_eq!(device.peer(peer_id).unwrap().remote, Some(remote));
+                    moved.push((peer_id, remote));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        moved.sort_unstable();
+        let sources = packets.iter().map(|(socket, _)| socket.local_addr().unwrap());
+        assert_eq!(moved, (1..=COUNT).zip(sources).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn a_move_is_known_before_the_packet_that_tells_it_is_delivered() {
+    let inside: Arc<Mutex<Option<UdpSocket>>> = Arc::default();
+    let (seen, (tell, told)) = (Arc::clone(&inside), mpsc::channel());
+    let tell = Mutex::new(tell);
+    let events = move |event| {
+        if let Event::Notification(Notification::PeerFloat { .. }) = event {
+            let inside = seen.lock().unwrap();
+            let is_there = inside.as_ref().is_some_and(|inside| inside.recv(&mut [0; 64]).is_ok());
+            let _ = tell.lock().unwrap().send(is_there);
+        }
+    };
+    with_device_of(Mode::P2p, events, move |device| {
+        let socket = UdpSocket::bind("10.8.0.1:0").unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        *inside.lock().unwrap() = Some(socket);
+        let here = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = here.local_addr().unwrap();
+        device.new_peer(here.into(), &peer(3, 1_000)).unwrap();
+        device.new_key(&key(3)).unwrap();
+        let there = UdpSocket::bind("127.0.0.1:0").unwrap();
+        there.send_to(&sealed(device, 3, &datagram_inside(port)), to).unwrap();
+        assert_eq!(told.recv_timeout(PATIENCE), Ok(false), "it was delivered before");
+        let (begun, inside) = (Instant::now(), inside.lock().unwrap());
+        while inside.as_ref().unwrap().recv(&mut [0; 64]).is_err() {
+            assert!(begun.elapsed() < PATIENCE);
+        }
     });
 }
 

@@ -143,11 +143,17 @@ impl Worker {
                     let max = Receiver::messages_max();
                     // A socket error does not concern the next datagram: the next turn reads on.
                     let Ok(got) = socket.recv(&mut receiver.batch, max) else { break };
-                    let shared = self.common.read();
+                    let mut shared = self.common.read();
                     let at = (number, self.common.now_ms());
                     receiver.handle_batch(&shared, &self.env(&shared), &self.common.telling, at);
+                    if receiver.has_moves() {
+                        // Whoever gets a packet may answer at once.
+                        drop(shared);
+                        self.note_moves(receiver);
+                        shared = self.common.read();
+                    }
+                    receiver.write(&self.env(&shared));
                     drop(shared);
-                    self.note_moved(receiver);
                     if got < max {
                         break;
                     }
@@ -257,13 +263,15 @@ impl Worker {
         }
     }
 
-    /// A peer has moved: rare enough to hold up all others for.
-    fn note_moved(&self, receiver: &mut Receiver) {
-        let Some(moved) = receiver.take_moved() else { return };
-        let floated = self.common.write().move_peer(moved);
-        if let Some(peer_id) = floated {
-            let floated = Notification::PeerFloat { peer_id, remote: moved.source };
-            self.common.telling.tell(Event::Notification(floated));
+    /// Peers have moved: rare enough to hold up all others for.
+    #[cold]
+    fn note_moves(&self, receiver: &mut Receiver) {
+        while let Some(moved) = receiver.take_moved() {
+            let floated = self.common.write().move_peer(moved);
+            if let Some(peer_id) = floated {
+                let floated = Notification::PeerFloat { peer_id, remote: moved.source };
+                self.common.telling.tell(Event::Notification(floated));
+            }
         }
     }
 
