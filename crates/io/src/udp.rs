@@ -5,6 +5,7 @@ mod batch;
 mod control;
 mod cut;
 mod deaf;
+mod told;
 
 use std::io;
 use std::mem;
@@ -16,6 +17,7 @@ pub use self::adopt::Adopted;
 pub use self::batch::{Message, RecvBatch};
 use self::control::{Control, send_header};
 pub use self::cut::IPV6_MTU_MIN;
+pub use self::told::{is_unroutable, recv_told, send_from, tell_destinations};
 use crate::IoError;
 
 /// Bytes that one call to [`UdpSocket::send_run`] sends at most: the payload of an IPv4 datagram.

@@ -79,6 +79,8 @@ pub enum Event {
     Packet {
         /// The sender's address.
         source: SocketAddr,
+        /// The address of ours that it came to, over UDP.
+        local: Option<IpAddr>,
         /// By which transport, for the answer.
         transport: u16,
         /// The packet, on a connection without its length.
@@ -318,14 +320,14 @@ impl Device {
     }
 
     /// Sends a packet of the control channel by a UDP socket that [`Self::hold`] took in, to somebody who need not be a
-    /// peer.
+    /// peer; from an address of ours, if one is given that is ours.
     ///
     /// # Errors
     /// There is no such socket, or it does not take the packet.
     pub fn send_to(
         &self,
         number: u16,
-        remote: SocketAddr,
+        (local, remote): (Option<IpAddr>, SocketAddr),
         packet: &[u8],
     ) -> Result<(), DeviceError> {
         rules::control_packet(packet)?;
@@ -333,7 +335,8 @@ impl Device {
         let transport = shared.transports.get(number).ok_or(DeviceError::NotASocket)?;
         let Way::Udp(socket) = &transport.way else { return Err(DeviceError::NotASocket) };
         let remote = socket.remote(remote).map_err(|_| DeviceError::WrongFamily)?;
-        let sent = send_udp(socket, packet, packet.len(), &remote);
+        let local = local.filter(|local| local.is_ipv6() == remote.is_ipv6());
+        let sent = send_udp(socket, packet, packet.len(), &remote.with_source(local));
         sent.map_err(|error| DeviceError::NotSent(error.kind()))
     }
 

@@ -244,8 +244,9 @@ fn take<'a>(
         }
         Ok(Opened::Ping) => env.counters.did(Work::Keepalives, 1),
         Ok(Opened::Control) => {
-            let Arrival { source, transport, .. } = arrival;
-            telling.tell(Event::Packet { source, transport, packet: arena[range].to_vec() });
+            let Arrival { source, local, transport, .. } = arrival;
+            let packet = arena[range].to_vec();
+            telling.tell(Event::Packet { source, local, transport, packet });
         }
         Err(reason) => env.counters.dropped(reason, 1),
     }

@@ -218,10 +218,11 @@ fn a_socket_that_is_held_is_read_before_and_after_its_peers() {
                 }
             };
             let packet = bytes.to_vec();
-            assert_eq!(event, Event::Packet { source: from, transport: number, packet });
+            let (source, local) = (from, Some(to.ip()));
+            assert_eq!(event, Event::Packet { source, local, transport: number, packet });
         };
         expect(&[0x38, 0, 0, 0, 1]);
-        device.send_to(number, from, &[0x40, 2]).unwrap();
+        device.send_to(number, (Some(to.ip()), from), &[0x40, 2]).unwrap();
         let mut answer = [0; 8];
         let (len, source) = weft_io::uninterrupted(|| there.recv_from(&mut answer)).unwrap();
         assert_eq!((&answer[..len], source), (&[0x40, 2][..], to));
@@ -230,7 +231,7 @@ fn a_socket_that_is_held_is_read_before_and_after_its_peers() {
         device.delete_peer(3).unwrap();
         expect(&[0x38, 0, 0, 0, 4]);
         device.let_go(number);
-        let refused = device.send_to(number, from, &[0x40, 5]);
+        let refused = device.send_to(number, (None, from), &[0x40, 5]);
         assert_eq!(refused, Err(DeviceError::NotASocket));
         assert_eq!(device.hold(there.into()).map(|_| ()), Ok(()), "another may have its place");
     });

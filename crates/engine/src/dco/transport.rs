@@ -8,8 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::io::Errno;
-use weft_io::udp::{Adopted, Remote, UdpSocket};
+use weft_io::udp::{Adopted, Remote, UdpSocket, is_unroutable};
 use weft_openvpn::device::{DeviceError, rules};
 
 use crate::ports::device::GsoSink;
@@ -296,11 +295,4 @@ pub(crate) fn send_udp(
         }
         sent => sent,
     }
-}
-
-/// The kernel's errors for a source address that is not the host's. They have other causes, too.
-#[cold]
-fn is_unroutable(error: &io::Error) -> bool {
-    let errors = [Errno::INVAL, Errno::NETUNREACH, Errno::ADDRNOTAVAIL];
-    Errno::from_io_error(error).is_some_and(|error| errors.contains(&error))
 }

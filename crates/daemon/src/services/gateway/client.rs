@@ -86,6 +86,8 @@ pub(super) struct Client {
     /// Its connection, over TCP.
     pub(super) connection: Option<streams::Number>,
     pub(super) address: SocketAddr,
+    /// The address of this host that it spoke to last, over UDP: answers come from there.
+    pub(super) local: Option<IpAddr>,
     pub(super) stage: Stage,
     /// The login that is being judged now.
     pub(super) asking: Option<Box<Asking>>,
@@ -106,6 +108,7 @@ impl Client {
             transport,
             connection: None,
             address,
+            local: None,
             stage: Stage::Handshake,
             asking: None,
             timer: None,

@@ -220,9 +220,9 @@ impl Serving {
 
     fn handle_event(&mut self, event: Event) -> Result<(), String> {
         match event {
-            Event::Packet { source, transport, packet } => {
+            Event::Packet { source, local, transport, packet } => {
                 let transport = self.begun.channel.transport(transport);
-                self.handle_packet(transport, source, packet);
+                self.handle_packet(transport, (source, local), packet);
             }
             Event::Notification(Notification::PeerDeleted { peer_id, reason }) => match reason {
                 DeletionReason::Userspace => {}
@@ -289,6 +289,7 @@ impl Serving {
             transport: client.transport,
             connection: connection.flatten(),
             remote: client.address,
+            local: client.local,
             addresses: known.addresses.clone(),
             ping_s,
             timeout_s: ping_restart_s.saturating_mul(TIMEOUTS),

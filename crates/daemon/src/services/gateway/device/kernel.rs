@@ -7,9 +7,11 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::io::Interest;
 use tokio::task::JoinSet;
 use weft_crypto::DataCipher;
 use weft_engine::dco::Event;
+use weft_io::udp::recv_told;
 use weft_kernel::ovpn::{OvpnDeviceSpec, OvpnWatch};
 use weft_kernel::{CLIENTS_DEVICE, Kernel};
 use weft_openvpn::Opcode;
@@ -57,6 +59,7 @@ pub(super) async fn open(
             let failed = |error| OpenError::System { doing: "share a socket", error };
             let reader = socket.try_clone().map_err(failed)?;
             reader.set_nonblocking(true).map_err(failed)?;
+            weft_io::udp::tell_destinations(&reader).map_err(failed)?;
             own.push((number, reader.try_clone().map_err(failed)?));
             let reader = tokio::net::UdpSocket::from_std(reader).map_err(failed)?;
             tasks.spawn(read(number, reader, telling.clone()));
@@ -104,12 +107,13 @@ impl Telling {
 async fn read(transport: u16, socket: tokio::net::UdpSocket, telling: Telling) -> Infallible {
     let mut buffer = vec![0; CONTROL_PACKET_BYTES_MAX];
     loop {
-        match socket.recv_from(&mut buffer).await {
+        let received = socket.async_io(Interest::READABLE, || recv_told(&socket, &mut buffer));
+        match received.await {
             // The kernel leaves data on a socket that has no peer yet.
-            Ok((length, _)) if is_data(&buffer[..length]) => {}
-            Ok((length, source)) => {
+            Ok((length, ..)) if is_data(&buffer[..length]) => {}
+            Ok((length, source, local)) => {
                 let packet = buffer[..length].to_vec();
-                telling.tell(Event::Packet { source, transport, packet });
+                telling.tell(Event::Packet { source, local, transport, packet });
             }
             // Such as an ICMP error of what was sent.
             Err(error) => {

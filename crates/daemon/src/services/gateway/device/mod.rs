@@ -17,6 +17,7 @@ use weft_api::{Protocol, ServeEngine};
 use weft_crypto::DataCipher;
 use weft_engine::dco::{Device, DeviceConfig, Event, Route};
 use weft_engine::{DropReason, EngineError};
+use weft_io::udp::send_from;
 use weft_kernel::ovpn::OvpnError;
 use weft_kernel::{CLIENTS_DEVICE, Kernel, KernelError};
 use weft_openvpn::device::{DeviceError, MTU_DEFAULT, Mode, PeerAttributes, PeerState, Slot};
@@ -61,6 +62,8 @@ pub(super) struct NewPeer {
     /// Its connection, over TCP.
     pub(super) connection: Option<Arc<TcpStream>>,
     pub(super) remote: SocketAddr,
+    /// The address of this host that it speaks to, over UDP.
+    pub(super) local: Option<IpAddr>,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) ping_s: u32,
     pub(super) timeout_s: u32,
@@ -176,14 +179,19 @@ impl DataChannel {
         self.sockets.iter().filter_map(|(_, socket)| socket.local_addr().ok()).collect()
     }
 
-    /// Sends a packet of the control channel.
-    pub(super) fn send(&self, transport: u16, to: SocketAddr, packet: &[u8]) {
+    /// Sends a packet of the control channel, from the address of this host that the receiver has spoken to.
+    pub(super) fn send(
+        &self,
+        transport: u16,
+        (local, to): (Option<IpAddr>, SocketAddr),
+        packet: &[u8],
+    ) {
         let sent = match (&*self.device, self.socket(transport)) {
             (DataDevice::Userspace(device), _) => {
-                device.send_to(transport, to, packet).map_err(|error| error.to_string())
+                device.send_to(transport, (local, to), packet).map_err(|error| error.to_string())
             }
             (DataDevice::Kernel(_), Some(socket)) => {
-                socket.send_to(packet, to).map(|_| ()).map_err(|error| error.to_string())
+                send_from(socket, packet, to, local).map_err(|error| error.to_string())
             }
             (DataDevice::Kernel(_), None) => Err("no such transport".to_owned()),
         };
@@ -370,6 +378,11 @@ fn attributes(new: &NewPeer) -> PeerAttributes {
             attributes.remote_ipv6 = Some(*remote.ip());
             attributes.remote_ipv6_scope_id = Some(remote.scope_id()).filter(|id| *id != 0);
         }
+    }
+    match (remote, new.local) {
+        (Some(SocketAddr::V4(_)), Some(IpAddr::V4(local))) => attributes.local_ipv4 = Some(local),
+        (Some(SocketAddr::V6(_)), Some(IpAddr::V6(local))) => attributes.local_ipv6 = Some(local),
+        _ => {}
     }
     for address in &new.addresses {
         match address {

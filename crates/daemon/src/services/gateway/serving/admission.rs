@@ -1,6 +1,6 @@
 //! Packets of the control channel: to the session that they are of, or to the gate.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,12 +17,20 @@ const NUMBER_MAX: u32 = 0xff_fffe;
 
 impl Serving {
     /// A packet of the control channel.
-    pub(super) fn handle_packet(&mut self, at: Transport, source: SocketAddr, packet: Vec<u8>) {
+    pub(super) fn handle_packet(
+        &mut self,
+        at: Transport,
+        (source, local): (SocketAddr, Option<IpAddr>),
+        packet: Vec<u8>,
+    ) {
         let session = session_of(&packet);
-        let mut here = self.places.get(&(at, source)).into_iter().flatten().copied();
-        let is_its = |client: &Client| Some(client.remote) == session;
-        if let Some(number) = here.find(|number| self.clients.get(number).is_some_and(is_its)) {
-            return self.ask(number, Todo::Datagram(packet));
+        let here = self.places.get(&(at, source)).into_iter().flatten();
+        for number in here {
+            let client = self.clients.get_mut(number);
+            if let Some(client) = client.filter(|client| Some(client.remote) == session) {
+                client.local = local;
+                return self.ask(*number, Todo::Datagram(packet));
+            }
         }
         // A connection that the device has serves one session.
         let Transport::Udp(transport) = at else { return self.count("other_session") };
@@ -32,8 +40,15 @@ impl Serving {
         }
         let (now, unix_s) = (Instant::now(), unix_s());
         match self.begun.gate.handle_datagram(now, unix_s, source, &packet) {
-            Ok(Gated::Answer(answer)) => self.begun.channel.send(transport, source, &answer),
-            Ok(Gated::Admit(admission)) => _ = self.admit(at, source, *admission),
+            Ok(Gated::Answer(answer)) => {
+                self.begun.channel.send(transport, (local, source), &answer);
+            }
+            Ok(Gated::Admit(admission)) => {
+                let number = self.admit(at, source, *admission);
+                if let Some(client) = self.clients.get_mut(&number) {
+                    client.local = local;
+                }
+            }
             Err(refusal) => {
                 tracing::debug!(%source, %refusal, "dropped a first packet");
                 self.count("first_packet_refused");

@@ -90,7 +90,9 @@ impl Serving {
     pub(super) fn transmit(&mut self, number: u32, to: std::net::SocketAddr, packet: &[u8]) {
         let Some(client) = self.clients.get(&number) else { return };
         match (client.transport, client.connection) {
-            (Transport::Udp(transport), _) => self.begun.channel.send(transport, to, packet),
+            (Transport::Udp(transport), _) => {
+                self.begun.channel.send(transport, (client.local, to), packet);
+            }
             (Transport::Tcp, Some(connection)) => {
                 match self.begun.streams.send(connection, packet) {
                     Sent::Taken => {}
