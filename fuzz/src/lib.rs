@@ -2,6 +2,7 @@
 //! needs libFuzzer; `crates/lab/tests/corpus.rs` runs them over `fuzz/corpus` with each test run.
 
 pub mod coalesce;
+mod control_channel;
 pub mod esp_open;
 pub mod openvpn_client;
 pub mod openvpn_config;

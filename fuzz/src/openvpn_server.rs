@@ -1,56 +1,42 @@
 //! A server of the control channel: its gate, and a session behind it. Input: how packets are wrapped 1 byte, then
-//! packets. Each is its length 1 byte and its content: either a datagram as it is, if its first byte is 0, or
-//! (else) what the client's end of the session makes a right packet of: opcode and key id 1, packet id 1, number of
-//! acknowledgements 1, these 1 each, payload.
+//! the client's packets, as `control_channel` has them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustls::ServerConfig;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use weft_openvpn::control::{ACKS_MAX, Acks, ControlPacket};
 use weft_openvpn::device::{KeyBlock, Side};
 use weft_openvpn::gate::{Gate, GateConfig, Gated};
-use weft_openvpn::key_method::LinkOptions;
-use weft_openvpn::negotiation::{DEFAULT_CIPHERS, ServerPolicy};
-use weft_openvpn::session::{EVENTS_MAX, Event, ServerOptions, Session, Timing};
+use weft_openvpn::negotiation::DEFAULT_CIPHERS;
+use weft_openvpn::session::{ServerOptions, Session};
 use weft_openvpn::wrap::{
-    AuthDigest, AuthDirection, Metadata, ReplayId, SERVER_KEY_BYTES, ServerKey, WrapKeys,
+    AuthDigest, AuthDirection, Metadata, SERVER_KEY_BYTES, ServerKey, WrapKeys,
 };
-use weft_openvpn::{Opcode, SessionId};
 
-const UNIX_S: u64 = 1_800_000_000;
-/// The most packets that a session may have to send after one call.
-const TRANSMITS_MAX: usize = 64;
+use super::control_channel::{Channel, Step, UNIX_S, steps};
 
 /// Nothing panics, nothing is let in without the cookie, what is to be sent has an end, and a session that does not get
 /// anywhere is over.
 pub fn run(data: &[u8]) {
-    let Some((kind, mut rest)) = data.split_first() else { return };
+    let Some((kind, rest)) = data.split_first() else { return };
     let mut server = Server::new(kind % 4);
-    while let Some((length, behind)) = rest.split_first() {
-        let (packet, behind) = behind.split_at(usize::from(*length).min(behind.len()));
-        rest = behind;
-        match packet.split_first() {
-            Some((0, bytes)) => server.handle_raw(bytes),
-            Some(_) => server.handle_made(packet),
-            None => server.now += Duration::from_secs(1),
+    for step in steps(rest) {
+        match step {
+            Step::Raw(bytes) => server.handle_raw(bytes),
+            Step::Made(packet) => server.handle_made(packet),
+            Step::Later => server.channel.wait(),
         }
     }
-    server.wait_for_the_end();
+    server.channel.wait_for_the_end();
 }
 
 struct Server {
-    now: Instant,
     gate: Gate,
-    session: Option<Session>,
-    client_keys: WrapKeys,
+    channel: Channel,
     client_key: Vec<u8>,
-    client: SessionId,
-    replay_id: ReplayId,
-    is_over: bool,
 }
 
 impl Server {
@@ -69,96 +55,34 @@ impl Server {
         let config =
             GateConfig { wrap, client_keys: Some(Arc::new(server_key)), ..GateConfig::default() };
         let now = Instant::now();
-        Self {
-            now,
-            gate: Gate::new(now, config, &[3; 32]),
-            session: None,
-            client_keys,
-            client_key,
-            client: SessionId::new([0xc1; 8]).expect("not zero"),
-            replay_id: ReplayId { time_s: 7, number: 1 },
-            is_over: false,
-        }
+        let channel = Channel::new(now, None, client_keys);
+        Self { gate: Gate::new(now, config, &[3; 32]), channel, client_key }
     }
 
     fn handle_raw(&mut self, bytes: &[u8]) {
-        let admitted = self.gate.handle_datagram(self.now, UNIX_S, address(), bytes);
+        let admitted = self.gate.handle_datagram(self.channel.now, UNIX_S, address(), bytes);
         assert!(!matches!(admitted, Ok(Gated::Admit(_))), "let in without the cookie");
-        if let Some(session) = &mut self.session {
-            let _ = session.handle_datagram(self.now, bytes);
-        }
-        self.poll();
+        self.channel.handle(bytes);
     }
 
     fn handle_made(&mut self, packet: &[u8]) {
-        let Some((head, rest)) = packet.split_first_chunk::<3>() else { return };
-        let Ok((opcode, key_id)) = Opcode::parse(head[0]) else { return };
-        let (ids, payload) = rest.split_at(usize::from(head[2]).min(ACKS_MAX).min(rest.len()));
-        let ids: Vec<u32> = ids.iter().map(|id| u32::from(*id)).collect();
-        let own = self.session.as_ref().map(Session::own);
-        let acks = own.and_then(|_| Acks::new(&ids).ok()).unwrap_or_default();
-        let is_ack = opcode == Opcode::AckV1;
-        let made = ControlPacket {
-            opcode,
-            key_id,
-            session: self.client,
-            acks,
-            remote_session: own.filter(|_| !acks.ids().is_empty()),
-            packet_id: (!is_ack).then_some(u32::from(head[1])),
-            payload: if is_ack { &[] } else { payload },
-        };
-        let (mut plain, mut bytes) = (Vec::new(), Vec::new());
-        if made.write(&mut plain).is_err() {
-            return;
-        }
-        self.client_keys.wrap(&plain, self.replay_id, &mut bytes);
-        self.replay_id.number += 1;
+        let Some((opcode, mut bytes)) = self.channel.made(packet) else { return };
         if opcode.has_client_key() {
             bytes.extend_from_slice(&self.client_key);
         }
-        match &mut self.session {
-            Some(session) => {
-                let _ = session.handle_datagram(self.now, &bytes);
-            }
+        match &self.channel.session {
+            Some(_) => self.channel.handle(&bytes),
             None => self.knock(&bytes),
         }
-        self.poll();
     }
 
     /// A first packet. A connection lets in without a cookie.
     fn knock(&mut self, bytes: &[u8]) {
-        let _ = self.gate.handle_datagram(self.now, UNIX_S, address(), bytes);
-        let admitted = self.gate.handle_stream(self.now, UNIX_S, [0x5e; 8], bytes);
-        let Ok(admission) = admitted else { return };
-        let session = Session::admit(self.now, UNIX_S, admission, options(), address(), &[9; 32]);
-        self.session = Some(session.expect("the configuration is right"));
-    }
-
-    fn poll(&mut self) {
-        let Some(session) = &mut self.session else { return };
-        session.handle_timeout(self.now);
-        let mut count = 0;
-        while let Some(event) = session.poll_event() {
-            assert!(!self.is_over, "an event behind the last: {event:?}");
-            self.is_over = matches!(event, Event::Ended(_));
-            count += 1;
-        }
-        assert!(count <= EVENTS_MAX + 1, "{count} events at once");
-        let sent = std::iter::from_fn(|| session.poll_transmit(self.now)).take(TRANSMITS_MAX);
-        assert!(sent.count() < TRANSMITS_MAX, "no end of packets");
-    }
-
-    /// Nobody has a certificate, so that no handshake succeeds: the session must be over in the end.
-    fn wait_for_the_end(&mut self) {
-        for _ in 0..TRANSMITS_MAX {
-            let Some(at) = self.session.as_ref().and_then(|end| end.poll_timeout(self.now)) else {
-                break;
-            };
-            self.now = self.now.max(at);
-            self.poll();
-        }
-        let Some(session) = &self.session else { return };
-        assert!(self.is_over && session.is_drained(self.now), "the session never ends");
+        let now = self.channel.now;
+        let _ = self.gate.handle_datagram(now, UNIX_S, address(), bytes);
+        let Ok(admission) = self.gate.handle_stream(now, UNIX_S, [0x5e; 8], bytes) else { return };
+        let session = Session::admit(now, UNIX_S, admission, options(), address(), &[9; 32]);
+        self.channel.session = Some(session.expect("the configuration is right"));
     }
 }
 
@@ -178,25 +102,9 @@ fn options() -> Arc<ServerOptions> {
         .expect("the provider has them")
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(NoCertificate));
-    Arc::new(ServerOptions {
-        tls: Arc::new(tls),
-        timing: Timing::default(),
-        policy: ServerPolicy {
-            ciphers: DEFAULT_CIPHERS.to_vec(),
-            fallback: None,
-            has_epochs: true,
-            has_dynamic_tls_crypt: true,
-        },
-        has_exporter: true,
-        link: LinkOptions {
-            tun_mtu: 1_500,
-            is_tcp: false,
-            cipher: None,
-            auth_digest: "SHA1".to_owned(),
-            has_tls_auth: false,
-            key_direction: None,
-        },
-    })
+    let mut options = ServerOptions::new(Arc::new(tls), DEFAULT_CIPHERS.to_vec());
+    options.policy.has_epochs = true;
+    Arc::new(options)
 }
 
 fn address() -> SocketAddr {

@@ -283,14 +283,7 @@ fn options_strings_are_those_of_the_stock_client() {
     let folder = folder.path();
     certificate(folder);
     run("openvpn", folder, &["--genkey", "secret", "ta.key"]);
-    let plain = LinkOptions {
-        tun_mtu: 1500,
-        is_tcp: false,
-        cipher: None,
-        auth_digest: "SHA256".to_owned(),
-        has_tls_auth: false,
-        key_direction: None,
-    };
+    let plain = LinkOptions { auth_digest: "SHA256".to_owned(), ..LinkOptions::default() };
     let fixed = LinkOptions {
         tun_mtu: 1400,
         is_tcp: true,

@@ -12,10 +12,10 @@ use rustls::version::{TLS12, TLS13};
 use weft_crypto::DataCipher;
 use weft_openvpn::device::{KeyBlock, Side};
 use weft_openvpn::gate::{GateConfig, Refusal};
-use weft_openvpn::key_method::{Credentials, IvProto, PeerInfo};
+use weft_openvpn::key_method::{Credentials, PeerInfo};
 use weft_openvpn::messages::{AuthFailure, Message};
-use weft_openvpn::negotiation::{DEFAULT_CIPHERS, ServerPolicy};
-use weft_openvpn::session::{ClientOptions, EndReason, Features, ServerOptions, Timing};
+use weft_openvpn::negotiation::DEFAULT_CIPHERS;
+use weft_openvpn::session::{ClientOptions, EndReason, ServerOptions, Timing};
 use weft_openvpn::static_key::{ClientKeyV2, ServerKeyV2, read_static_key};
 use weft_openvpn::wrap::{AuthDigest, AuthDirection, ServerKey, WrapError, WrapKeys};
 use zeroize::Zeroizing;
@@ -36,18 +36,8 @@ fn accept() -> Decision {
 }
 
 fn options(folder: &Folder, is_tcp: bool) -> ServerOptions {
-    ServerOptions {
-        tls: folder.pki.server_tls(&[&TLS12, &TLS13]),
-        timing: Timing::default(),
-        policy: ServerPolicy {
-            ciphers: DEFAULT_CIPHERS.to_vec(),
-            fallback: None,
-            has_epochs: false,
-            has_dynamic_tls_crypt: true,
-        },
-        has_exporter: true,
-        link: link(is_tcp),
-    }
+    let tls = folder.pki.server_tls(&[&TLS12, &TLS13]);
+    ServerOptions { link: link(is_tcp), ..ServerOptions::new(tls, DEFAULT_CIPHERS.to_vec()) }
 }
 
 /// Waits until the client is connected and pings have come, opened, both ways.
@@ -435,23 +425,18 @@ fn client_wrapping(folder: &Folder, kind: &str) -> (WrapKeys, Option<Vec<u8>>, V
 }
 
 fn client_options(folder: &Folder, is_stream: bool) -> ClientOptions {
+    let tls = folder.pki.client_tls(&[&TLS12, &TLS13]);
     ClientOptions {
-        tls: folder.pki.client_tls(&[&TLS12, &TLS13]),
-        server_name: server_name(),
         timing: Timing { renegotiate_after: None, ..Timing::default() },
         ciphers: vec![DataCipher::Aes256Gcm, DataCipher::ChaCha20Poly1305],
-        fallback: None,
-        features: Features::default(),
         link: link(is_stream),
         credentials: Credentials::Given {
             user: "anna".to_owned(),
             password: Zeroizing::new("secret".to_owned()),
         },
         peer_info: PeerInfo::parse("IV_VER=2.6.0\nIV_PLAT=linux\n"),
-        proto: IvProto::default(),
-        wrap: WrapKeys::None,
-        client_key: None,
         is_stream,
+        ..ClientOptions::new(tls, server_name(), WrapKeys::None)
     }
 }
 

@@ -30,6 +30,20 @@ pub struct LinkOptions {
     pub key_direction: Option<u8>,
 }
 
+impl Default for LinkOptions {
+    /// As OpenVPN has it without a word in the profile, over UDP.
+    fn default() -> Self {
+        Self {
+            tun_mtu: 1_500,
+            is_tcp: false,
+            cipher: None,
+            auth_digest: "SHA1".to_owned(),
+            has_tls_auth: false,
+            key_direction: None,
+        }
+    }
+}
+
 impl LinkOptions {
     /// The string that an end sends. Without a cipher OpenVPN counts the sizes of the one that was once its default.
     pub fn to_text(&self, side: Side) -> String {
@@ -171,26 +185,19 @@ fn printable(item: &str) -> String {
 mod tests {
     use super::*;
 
-    fn options() -> LinkOptions {
-        LinkOptions {
-            tun_mtu: 1500,
-            is_tcp: false,
-            cipher: None,
-            auth_digest: "SHA1".to_owned(),
-            has_tls_auth: false,
-            key_direction: None,
-        }
-    }
-
     /// What OpenVPN 2.6.14 says of itself with --verb 7.
     #[test]
     fn strings_are_those_of_openvpn() {
         assert_eq!(
-            options().to_text(Side::Server),
+            LinkOptions::default().to_text(Side::Server),
             "V4,dev-type tun,link-mtu 1541,tun-mtu 1500,proto UDPv4,auth SHA1,keysize 128,\
              key-method 2,tls-server"
         );
-        let digest = LinkOptions { is_tcp: true, auth_digest: "SHA512".to_owned(), ..options() };
+        let digest = LinkOptions {
+            is_tcp: true,
+            auth_digest: "SHA512".to_owned(),
+            ..LinkOptions::default()
+        };
         assert_eq!(
             digest.to_text(Side::Client),
             "V4,dev-type tun,link-mtu 1587,tun-mtu 1500,proto TCPv4_CLIENT,auth SHA512,keysize 128,\
@@ -201,14 +208,15 @@ mod tests {
             cipher: Some(DataCipher::Aes128Gcm),
             has_tls_auth: true,
             key_direction: Some(1),
-            ..options()
+            ..LinkOptions::default()
         };
         assert_eq!(
             wrapped.expected_of_peer(Side::Client),
             "V4,dev-type tun,link-mtu 1551,tun-mtu 1500,proto TCPv4_SERVER,keydir 0,\
              cipher AES-128-GCM,auth [null-digest],keysize 128,tls-auth,key-method 2,tls-server"
         );
-        let chacha = LinkOptions { cipher: Some(DataCipher::ChaCha20Poly1305), ..options() };
+        let chacha =
+            LinkOptions { cipher: Some(DataCipher::ChaCha20Poly1305), ..LinkOptions::default() };
         assert_eq!(
             chacha.to_text(Side::Client),
             "V4,dev-type tun,link-mtu 1534,tun-mtu 1500,proto UDPv4,cipher CHACHA20-POLY1305,\
@@ -218,7 +226,7 @@ mod tests {
 
     #[test]
     fn each_difference_is_named() {
-        let expected = options().expected_of_peer(Side::Server);
+        let expected = LinkOptions::default().expected_of_peer(Side::Server);
         assert_eq!(compare_options(&expected, &expected), []);
         let actual = expected
             .replace("tun-mtu 1500", "tun-mtu 1400")

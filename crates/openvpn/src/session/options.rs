@@ -10,7 +10,7 @@ use weft_crypto::DataCipher;
 use zeroize::Zeroizing;
 
 use crate::key_method::{Credentials, IvProto, LinkOptions, PeerInfo};
-use crate::negotiation::ServerPolicy;
+use crate::negotiation::{DEFAULT_CIPHERS, ServerPolicy};
 use crate::wrap::WrapKeys;
 
 /// The times of a session, as OpenVPN's defaults are.
@@ -77,6 +77,20 @@ pub struct ServerOptions {
     pub link: LinkOptions,
 }
 
+impl ServerOptions {
+    /// As OpenVPN's server is by its defaults, over datagrams, with these ciphers, the best first.
+    pub fn new(tls: Arc<rustls::ServerConfig>, ciphers: Vec<DataCipher>) -> Self {
+        let policy = ServerPolicy {
+            ciphers,
+            fallback: None,
+            has_epochs: false,
+            has_dynamic_tls_crypt: true,
+        };
+        let (timing, link) = (Timing::default(), LinkOptions::default());
+        Self { tls, timing, policy, has_exporter: true, link }
+    }
+}
+
 /// What a client connects by.
 #[derive(Clone)]
 pub struct ClientOptions {
@@ -106,6 +120,31 @@ pub struct ClientOptions {
     pub client_key: Option<Vec<u8>>,
     /// Over a connection rather than datagrams.
     pub is_stream: bool,
+}
+
+impl ClientOptions {
+    /// As OpenVPN's client is by its defaults, over datagrams, without a user's name.
+    pub fn new(
+        tls: Arc<rustls::ClientConfig>,
+        server_name: ServerName<'static>,
+        wrap: WrapKeys,
+    ) -> Self {
+        Self {
+            tls,
+            server_name,
+            timing: Timing::default(),
+            ciphers: DEFAULT_CIPHERS.to_vec(),
+            fallback: None,
+            features: Features::default(),
+            link: LinkOptions::default(),
+            credentials: Credentials::Missing,
+            peer_info: PeerInfo::default(),
+            proto: IvProto::default(),
+            wrap,
+            client_key: None,
+            is_stream: false,
+        }
+    }
 }
 
 /// The random bytes of a session, out of its seed.

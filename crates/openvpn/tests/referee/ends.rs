@@ -31,14 +31,7 @@ pub(crate) fn unix_s() -> u64 {
 }
 
 pub(crate) fn link(is_tcp: bool) -> LinkOptions {
-    LinkOptions {
-        tun_mtu: 1_500,
-        is_tcp,
-        cipher: None,
-        auth_digest: "SHA1".to_owned(),
-        has_tls_auth: false,
-        key_direction: None,
-    }
+    LinkOptions { is_tcp, ..LinkOptions::default() }
 }
 
 /// A key in a slot.

@@ -13,10 +13,8 @@ use weft_crypto::ovpn::SealingKey;
 use weft_io::poller::Poller;
 use weft_openvpn::data::{self, FIRST_WORD_BYTES, OVERHEAD_BYTES, PING};
 use weft_openvpn::device::Slot;
-use weft_openvpn::key_method::{Credentials, IvProto, LinkOptions, PeerInfo};
-use weft_openvpn::session::{
-    ClientOptions, DataKeys, Event, Features, Session, Timing, session_of,
-};
+use weft_openvpn::key_method::PeerInfo;
+use weft_openvpn::session::{ClientOptions, DataKeys, Event, Session, Timing, session_of};
 
 use super::super::stats;
 use super::credentials::Crowd;
@@ -349,26 +347,12 @@ fn sealing(keys: &DataKeys) -> Option<(SealingKey, [u8; FIRST_WORD_BYTES])> {
 
 /// What a client offers: the same as a stock one, but for its one cipher.
 pub(super) fn options(crowd: &Crowd, number: usize) -> ClientOptions {
+    let (tls, wrap) = (crowd.tls[number].clone(), crowd.wrap.clone());
     ClientOptions {
-        tls: crowd.tls[number].clone(),
-        server_name: crowd.server_name.clone(),
         timing: Timing { renegotiate_after: None, ..Timing::default() },
         ciphers: vec![DataCipher::Aes256Gcm],
-        fallback: None,
-        features: Features::default(),
-        link: LinkOptions {
-            tun_mtu: 1_500,
-            is_tcp: false,
-            cipher: None,
-            auth_digest: "SHA1".to_owned(),
-            has_tls_auth: false,
-            key_direction: None,
-        },
-        credentials: Credentials::Missing,
         peer_info: PeerInfo::parse("IV_VER=2.6.14\nIV_PLAT=linux\nIV_MTU=1600\n"),
-        proto: IvProto::default(),
-        wrap: crowd.wrap.clone(),
         client_key: Some(crowd.client_key.clone()),
-        is_stream: false,
+        ..ClientOptions::new(tls, crowd.server_name.clone(), wrap)
     }
 }

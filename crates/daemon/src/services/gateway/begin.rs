@@ -9,8 +9,7 @@ use weft_crypto::DataCipher;
 use weft_engine::dco::Event;
 use weft_openvpn::gate::{Gate, GateConfig};
 use weft_openvpn::key_method::LinkOptions;
-use weft_openvpn::negotiation::ServerPolicy;
-use weft_openvpn::session::{ServerOptions, Timing};
+use weft_openvpn::session::ServerOptions;
 
 use super::certificates::{no_authority, refusal};
 use super::device::{DataChannel, MTU};
@@ -97,25 +96,7 @@ impl Gateway {
         let client_keys = Some(Arc::new(authority.wrapping_key().map_err(refusal)?));
         let tls = authority.tls(wanted.login.auth.has_certificate()).map_err(refusal)?;
         let config = GateConfig { wrap: None, client_keys, ..GateConfig::default() };
-        let options = ServerOptions {
-            tls,
-            timing: Timing::default(),
-            policy: ServerPolicy {
-                ciphers,
-                fallback: None,
-                has_epochs: false,
-                has_dynamic_tls_crypt: true,
-            },
-            has_exporter: true,
-            link: LinkOptions {
-                tun_mtu: MTU,
-                is_tcp: false,
-                cipher: None,
-                auth_digest: "SHA1".into(),
-                has_tls_auth: false,
-                key_direction: None,
-            },
-        };
-        Ok((config, options))
+        let link = LinkOptions { tun_mtu: MTU, ..LinkOptions::default() };
+        Ok((config, ServerOptions { link, ..ServerOptions::new(tls, ciphers) }))
     }
 }

@@ -13,8 +13,8 @@ use super::pki::{Pki, server_name};
 use crate::data::PeerNumber;
 use crate::device::{KeyBlock, Side, Slot};
 use crate::gate::{Gate, GateConfig, Gated};
-use crate::key_method::{Credentials, IvProto, LinkOptions, PeerInfo};
-use crate::negotiation::{DEFAULT_CIPHERS, ServerPolicy};
+use crate::key_method::{Credentials, LinkOptions, PeerInfo};
+use crate::negotiation::DEFAULT_CIPHERS;
 use crate::session::{
     Acceptance, AuthRequest, ClientOptions, DataKeys, Dropped, EndReason, Event, Features,
     ServerOptions, Session, Timing, session_of,
@@ -130,28 +130,21 @@ impl Setup {
     }
 
     fn server_options(&self) -> Arc<ServerOptions> {
-        Arc::new(ServerOptions {
-            tls: PKI.server_tls(&BOTH_VERSIONS),
-            timing: self.server_timing,
-            policy: ServerPolicy {
-                ciphers: DEFAULT_CIPHERS.to_vec(),
-                fallback: None,
-                has_epochs: self.server_features.epochs,
-                has_dynamic_tls_crypt: self.server_features.dynamic_wrap,
-            },
-            has_exporter: self.server_features.exporter,
-            link: link(self.is_stream),
-        })
+        let Features { exporter, dynamic_wrap, epochs } = self.server_features;
+        let tls = PKI.server_tls(&BOTH_VERSIONS);
+        let mut options = ServerOptions::new(tls, DEFAULT_CIPHERS.to_vec());
+        options.timing = self.server_timing;
+        (options.policy.has_epochs, options.policy.has_dynamic_tls_crypt) = (epochs, dynamic_wrap);
+        (options.has_exporter, options.link.is_tcp) = (exporter, self.is_stream);
+        Arc::new(options)
     }
 
     fn client_options(&self) -> ClientOptions {
         let own = self.is_foreign.then(Pki::new);
+        let tls = own.as_ref().unwrap_or(&PKI).client_tls(&self.client_versions);
         ClientOptions {
-            tls: own.as_ref().unwrap_or(&PKI).client_tls(&self.client_versions),
-            server_name: server_name(),
             timing: self.client_timing,
             ciphers: self.client_ciphers.clone(),
-            fallback: None,
             features: self.client_features,
             link: link(self.is_stream),
             credentials: Credentials::Given {
@@ -159,23 +152,15 @@ impl Setup {
                 password: zeroize::Zeroizing::new("secret".to_owned()),
             },
             peer_info: PeerInfo::parse("IV_VER=2.6.0\n"),
-            proto: IvProto::default(),
-            wrap: self.client_wrap.clone(),
             client_key: self.client_key.clone(),
             is_stream: self.is_stream,
+            ..ClientOptions::new(tls, server_name(), self.client_wrap.clone())
         }
     }
 }
 
 pub(super) fn link(is_tcp: bool) -> LinkOptions {
-    LinkOptions {
-        tun_mtu: 1_500,
-        is_tcp,
-        cipher: None,
-        auth_digest: "SHA1".to_owned(),
-        has_tls_auth: false,
-        key_direction: None,
-    }
+    LinkOptions { is_tcp, ..LinkOptions::default() }
 }
 
 /// A client, a server behind its gate, and what is on its way between them.

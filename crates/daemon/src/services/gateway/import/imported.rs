@@ -14,7 +14,6 @@ use weft_openvpn::config::{ClientFile, NameKind, Proto, ServerSettings, TlsSetti
 use weft_openvpn::device::Side;
 use weft_openvpn::gate::GateConfig;
 use weft_openvpn::key_method::LinkOptions;
-use weft_openvpn::negotiation::ServerPolicy;
 use weft_openvpn::session::{ServerOptions, Timing};
 use weft_openvpn::wrap::{AuthDigest, AuthDirection, ServerKey, WrapKeys};
 use x509_parser::certificate::X509Certificate;
@@ -210,29 +209,23 @@ impl Imported {
             );
         }
         let renew = Some(settings.renew_s).filter(|renew_s| *renew_s > 0);
-        Ok(ServerOptions {
-            tls: tls(settings, self.client_cert(auth))?,
-            timing: Timing {
-                hand_window: seconds(settings.handshake_s),
-                transition_window: seconds(settings.transition_s),
-                renegotiate_after: renew.map(seconds),
-            },
-            policy: ServerPolicy {
-                ciphers,
-                fallback: settings.fallback.filter(|cipher| device.contains(cipher)),
-                has_epochs: false,
-                has_dynamic_tls_crypt: true,
-            },
-            has_exporter: true,
-            link: LinkOptions {
-                tun_mtu: MTU,
-                is_tcp: false,
-                cipher: settings.fallback,
-                auth_digest: settings.auth_digest.clone(),
-                has_tls_auth: settings.tls_auth.is_some(),
-                key_direction: settings.key_direction,
-            },
-        })
+        let tls = tls(settings, self.client_cert(auth))?;
+        let mut options = ServerOptions::new(tls, ciphers);
+        options.policy.fallback = settings.fallback.filter(|cipher| device.contains(cipher));
+        options.timing = Timing {
+            hand_window: seconds(settings.handshake_s),
+            transition_window: seconds(settings.transition_s),
+            renegotiate_after: renew.map(seconds),
+        };
+        options.link = LinkOptions {
+            tun_mtu: MTU,
+            is_tcp: false,
+            cipher: settings.fallback,
+            auth_digest: settings.auth_digest.clone(),
+            has_tls_auth: settings.tls_auth.is_some(),
+            key_direction: settings.key_direction,
+        };
+        Ok(options)
     }
 
     /// Whose certificate this is, which TLS has verified.
