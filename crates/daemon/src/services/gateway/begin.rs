@@ -26,7 +26,7 @@ impl Gateway {
         &self,
         wanted: &Wanted,
     ) -> Result<(Begun, mpsc::Receiver<Event>), ApiError> {
-        let network = self.networks.join(Some(&wanted.network)).await?;
+        let network = self.networks.join(Some(wanted.network())).await?;
         self.check_way_out(wanted, &network)?;
         let import = self.imported()?;
         let own = import.as_ref().and_then(|import| import.own(&network.name));
@@ -37,11 +37,11 @@ impl Gateway {
         };
         let host: Attachment = self.attachments.expose(request).await?;
         let conflict = |error: String| ApiError::new(ErrorKind::Conflict, error);
-        let (settings, logins) = (wanted.login.clone(), Arc::clone(&self.logins));
+        let (settings, logins) = (wanted.request.login.clone(), Arc::clone(&self.logins));
         // The disk may be slow.
         let prepared = tokio::task::spawn_blocking(move || logins.prepare(&settings)).await;
         prepared.map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
-        let sockets = sockets::bind_all(&wanted.listen);
+        let sockets = sockets::bind_all(&wanted.request.listen);
         let Sockets { udp, listeners } = sockets.map_err(|error| conflict(error.to_string()))?;
         let streams = Streams::new(listeners).map_err(|error| conflict(error.to_string()))?;
         let opened = DataChannel::open(wanted, udp, &self.kernel).await;
@@ -53,10 +53,10 @@ impl Gateway {
         let inside = Inside {
             own: host.addresses.clone(),
             domain: self.domain.clone(),
-            ping_s: wanted.ping_s,
-            ping_restart_s: wanted.ping_restart_s,
-            redirect_gateway: wanted.redirect_gateway,
-            pushes: wanted.pushes.clone(),
+            ping_s: wanted.ping_s(),
+            ping_restart_s: wanted.ping_restart_s(),
+            redirect_gateway: wanted.request.redirect_gateway,
+            pushes: wanted.request.pushes.clone(),
         };
         let has_ipv6 = has_ipv6 && inside.own(false).is_some();
         if inside.own(true).is_none() {
@@ -64,7 +64,7 @@ impl Gateway {
         }
         let (config, options) = match &import {
             Some(import) => {
-                let options = import.options(&channel.ciphers(), wanted.login.auth);
+                let options = import.options(&channel.ciphers(), wanted.request.login.auth);
                 (import.gate(), options.map_err(conflict)?)
             }
             None => self.own_options(wanted, channel.ciphers())?,
@@ -77,7 +77,7 @@ impl Gateway {
             options,
             exposed: exposed_on(network.vni),
             network,
-            login: wanted.login.clone(),
+            login: wanted.request.login.clone(),
             has_ipv6,
             ways: self.ways(wanted, &inside, has_ipv6),
             inside,
@@ -94,7 +94,7 @@ impl Gateway {
     ) -> Result<(GateConfig, ServerOptions), ApiError> {
         let authority = self.authority_now().ok_or_else(no_authority)?;
         let client_keys = Some(Arc::new(authority.wrapping_key().map_err(refusal)?));
-        let tls = authority.tls(wanted.login.auth.has_certificate()).map_err(refusal)?;
+        let tls = authority.tls(wanted.request.login.auth.has_certificate()).map_err(refusal)?;
         let config = GateConfig { wrap: None, client_keys, ..GateConfig::default() };
         let link = LinkOptions { tun_mtu: MTU, ..LinkOptions::default() };
         Ok((config, ServerOptions { link, ..ServerOptions::new(tls, ciphers) }))

@@ -35,7 +35,7 @@ pub(crate) async fn keep(gateway: Arc<Gateway>, pulse: Pulse) {
             continue;
         };
         let ended = serve_once(&gateway, &now, &mut wanted, &pulse).await;
-        last = Some(now.network.clone());
+        last = Some(now.network().to_owned());
         gateway.note_end(ended.as_ref().err());
         if let Err(error) = ended {
             tracing::warn!(reason = error.error, "the OpenVPN gateway does not serve");
@@ -71,24 +71,24 @@ async fn serve_once(
     let (begun, events) = pulse.wait(begin).await.map_err(|_| {
         late("this host's interface on the network was not made in time; weft status says more")
     })??;
-    let tools = gateway.open_tools(&now.tools).await?;
-    let (status_file, management) = gateway.shown_tools(&now.tools);
+    let tools = gateway.open_tools(&now.request.tools).await?;
+    let (status_file, management) = gateway.shown_tools(&now.request.tools);
     let own = begun.inside.own.iter().map(IpNet::addr);
     let own: Vec<IpAddr> = own.filter(|it| begun.has_ipv6 || it.is_ipv4()).collect();
     let (sender, commands) = mpsc::channel(COMMANDS_MAX);
     let shown = weft_api::Gateway {
         state: "serving".into(),
         listen: begun.listens(),
-        network: now.network.clone(),
+        network: now.network().to_owned(),
         addresses: begun.inside.own.clone(),
         engine: begun.channel.engine().into(),
         engine_reason: begun.channel.reason().cloned(),
-        auth: now.login.auth,
+        auth: now.request.login.auth,
         status_file,
         management,
         way_out: way_out::families(&begun.ways),
-        client_up: now.client_up,
-        client_down: now.client_down,
+        client_up: now.request.client_up,
+        client_down: now.request.client_down,
         ..weft_api::Gateway::default()
     };
     let mut serving = Serving::new(Arc::clone(gateway), begun);

@@ -292,10 +292,9 @@ impl Gateway {
     /// The servers that profiles name.
     fn remotes(&self, host: Option<String>) -> Result<Vec<Remote>, ApiError> {
         let wanted = self.wanted_now();
-        let listen = wanted.as_ref().map_or(&[][..], |wanted| &wanted.listen);
-        if let Some(Wanted { remotes, .. }) = &wanted
-            && !remotes.is_empty()
-        {
+        let listen = wanted.as_ref().map_or(&[][..], |wanted| &wanted.request.listen);
+        let remotes = wanted.as_ref().map_or(&[][..], |wanted| &wanted.request.remotes);
+        if !remotes.is_empty() {
             return Ok(places::remotes(remotes, listen));
         }
         let text = "cannot tell by which address clients reach this host: weft openvpn serve --remote HOST[:PORT]";
@@ -328,9 +327,9 @@ fn waiting(wanted: &Wanted, reason: Option<String>) -> weft_api::Gateway {
     weft_api::Gateway {
         state: "waiting".into(),
         reason: Some(reason.unwrap_or_else(|| "it begins".into())),
-        listen: wanted.listen.clone(),
-        network: wanted.network.clone(),
-        auth: wanted.login.auth,
+        listen: wanted.request.listen.clone(),
+        network: wanted.network().to_owned(),
+        auth: wanted.request.login.auth,
         ..weft_api::Gateway::default()
     }
 }

@@ -114,7 +114,7 @@ impl Gateway {
         change: UserChange,
     ) -> Result<(Option<Zeroizing<String>>, bool), ApiError> {
         let is_client = self.wanted_now().is_none_or(|wanted| {
-            let LoginSettings { auth, client_name, .. } = wanted.login;
+            let LoginSettings { auth, client_name, .. } = wanted.request.login;
             auth.has_password() && client_name != ClientName::Certificate
         });
         let removed = match &change {

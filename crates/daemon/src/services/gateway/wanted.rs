@@ -1,11 +1,10 @@
 //! What `weft openvpn serve` asks for: checked and kept.
 
 use serde::{Deserialize, Serialize};
-use weft_api::{
-    ApiError, ErrorKind, Listen, LoginSettings, Rate, ServeEngine, ServeRequest, ToolSettings,
-};
+use weft_api::{ApiError, ErrorKind, LoginSettings, ServeRequest};
 
 use super::{Gateway, login, places, push};
+use crate::devices::NETWORK;
 
 /// The file of what `weft openvpn serve` asked for.
 pub(super) const FILE: &str = "openvpn.json";
@@ -17,37 +16,29 @@ pub(super) const PING_MAX_S: u32 = 3_600;
 pub(super) const PING_S: u32 = 10;
 pub(super) const PING_RESTART_S: u32 = 60;
 
-/// What `weft openvpn serve` asked for.
+/// What `weft openvpn serve` asked for. As JSON it is one object with the members of both.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Wanted {
-    pub(super) listen: Vec<Listen>,
-    pub(super) network: String,
-    pub(super) remotes: Vec<String>,
-    pub(super) ping_s: u32,
-    pub(super) ping_restart_s: u32,
-    /// What moves clients' packets. Files of earlier versions do not say.
-    #[serde(default)]
-    pub(super) engine: ServeEngine,
-    #[serde(default)]
-    pub(super) login: LoginSettings,
-    /// All that clients send goes through this host.
-    #[serde(default)]
-    pub(super) redirect_gateway: bool,
-    /// The most that comes from each address of a client.
-    #[serde(default)]
-    pub(super) client_up: Option<Rate>,
-    /// The most that goes to each address of a client.
-    #[serde(default)]
-    pub(super) client_down: Option<Rate>,
-    /// Options that all clients are pushed.
-    #[serde(default)]
-    pub(super) pushes: Vec<String>,
-    /// What programs of other projects watch the gateway by.
-    #[serde(default)]
-    pub(super) tools: ToolSettings,
+    /// With the network and the times where they were left open.
+    #[serde(flatten)]
+    pub(super) request: ServeRequest,
     /// The configuration of an OpenVPN server that is served by.
     #[serde(default)]
     pub(super) import: Option<u64>,
+}
+
+impl Wanted {
+    pub(super) fn network(&self) -> &str {
+        self.request.network.as_deref().unwrap_or(NETWORK)
+    }
+
+    pub(super) fn ping_s(&self) -> u32 {
+        self.request.ping_s.unwrap_or(PING_S)
+    }
+
+    pub(super) fn ping_restart_s(&self) -> u32 {
+        self.request.ping_restart_s.unwrap_or(PING_RESTART_S)
+    }
 }
 
 impl Gateway {
@@ -55,24 +46,11 @@ impl Gateway {
     pub(super) async fn checked(&self, request: ServeRequest) -> Result<Wanted, ApiError> {
         let bad = |text: String| Err(ApiError::new(ErrorKind::BadRequest, text));
         let import = self.imported()?;
-        let request = match &import {
+        let mut request = match &import {
             Some(import) => import.fill(request),
             None => request,
         };
-        let ServeRequest {
-            listen,
-            network,
-            remotes,
-            ping_s,
-            ping_restart_s,
-            engine,
-            login,
-            redirect_gateway,
-            client_up,
-            client_down,
-            pushes,
-            tools,
-        } = request;
+        let ServeRequest { listen, remotes, .. } = &request;
         if listen.len() > LISTEN_MAX || remotes.len() > LISTEN_MAX {
             return bad(format!("at most {LISTEN_MAX} addresses to listen on, and as many places"));
         }
@@ -81,45 +59,30 @@ impl Gateway {
                 "{place:?} is no place for profiles: give HOST or HOST:PORT, with udp: or tcp: before it"
             ));
         }
-        if let Err(text) = push::check(&pushes) {
+        if let Err(text) = push::check(&request.pushes) {
             return bad(text);
         }
-        let (ping_s, restart_s) =
-            (ping_s.unwrap_or(PING_S), ping_restart_s.unwrap_or(PING_RESTART_S));
+        let ping_s = *request.ping_s.get_or_insert(PING_S);
+        let restart_s = *request.ping_restart_s.get_or_insert(PING_RESTART_S);
         if ping_s == 0 || restart_s <= ping_s || restart_s > PING_MAX_S {
             return bad(format!(
                 "ping {ping_s} and ping-restart {restart_s} do not fit: 0 < ping < ping-restart <= {PING_MAX_S} seconds"
             ));
         }
-        if let Some(fault) = login::fault(&login) {
+        if let Some(fault) = login::fault(&request.login) {
             return bad(fault);
         }
-        let tools = self.checked_tools(tools)?;
-        let network = self.networks.join(network.as_deref()).await?;
+        request.tools = self.checked_tools(request.tools)?;
+        let network = self.networks.join(request.network.as_deref()).await?;
+        request.network = Some(network.name.clone());
         let needs_certificate = import.as_ref().is_some_and(|it| !it.allows_passwords_alone());
-        if needs_certificate && !login.auth.has_certificate() {
+        if needs_certificate && !request.login.auth.has_certificate() {
             return bad(
                 "clients of a configuration that was taken over show certificates: --auth both"
                     .into(),
             );
         }
-        let import = import.map(|import| import.id());
-        let ping_restart_s = restart_s;
-        let wanted = Wanted {
-            listen,
-            network: network.name.clone(),
-            remotes,
-            ping_s,
-            ping_restart_s,
-            engine,
-            login,
-            redirect_gateway,
-            client_up,
-            client_down,
-            pushes,
-            tools,
-            import,
-        };
+        let wanted = Wanted { request, import: import.map(|import| import.id()) };
         self.check_way_out(&wanted, &network)?;
         Ok(wanted)
     }
@@ -140,6 +103,61 @@ impl Gateway {
 
     /// How clients show who they are now.
     pub(super) fn login_settings(&self) -> LoginSettings {
-        self.wanted_now().map(|wanted| wanted.login).unwrap_or_default()
+        self.wanted_now().map(|wanted| wanted.request.login).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use weft_api::{Auth, ServeEngine};
+
+    use super::*;
+
+    /// Files of the first version, and of a later one.
+    #[test]
+    fn files_of_earlier_versions_are_read() {
+        let first = r#"{
+            "listen": ["0.0.0.0:1194"],
+            "network": "red", "remotes": ["vpn.example.net"], "ping_s": 1, "ping_restart_s": 4
+        }"#;
+        let wanted: Wanted = serde_json::from_str(first).unwrap();
+        assert_eq!((wanted.network(), wanted.ping_s(), wanted.ping_restart_s()), ("red", 1, 4));
+        assert_eq!(wanted.request.remotes, ["vpn.example.net"]);
+        assert_eq!((wanted.request.listen[0].port, wanted.import), (1194, None));
+        assert_eq!(wanted.request.engine, ServeEngine::Auto);
+        let later = r#"{
+            "listen": [], "network": "openvpn", "remotes": [], "ping_s": 10, "ping_restart_s": 60,
+            "engine": "userspace", "login": {"auth": "both"}, "redirect_gateway": true,
+            "client_up": 20000000, "client_down": null, "pushes": ["inactive 60"],
+            "tools": {}, "import": 18446744073709551615
+        }"#;
+        let wanted: Wanted = serde_json::from_str(later).unwrap();
+        let request = &wanted.request;
+        assert_eq!((request.engine, request.login.auth), (ServeEngine::Userspace, Auth::Both));
+        assert_eq!(request.client_up.map(weft_api::Rate::bits), Some(20_000_000));
+        assert_eq!(
+            (&request.pushes[..], wanted.import),
+            (&["inactive 60".into()][..], Some(u64::MAX))
+        );
+    }
+
+    /// As earlier versions read it: no member is inside of another, and none is missing.
+    #[test]
+    fn a_file_is_read_as_it_was_written() {
+        let request = ServeRequest {
+            network: Some("red".into()),
+            ping_s: Some(1),
+            ping_restart_s: Some(4),
+            pushes: vec!["inactive 60".into()],
+            ..ServeRequest::default()
+        };
+        let wanted = Wanted { request, import: Some(u64::MAX) };
+        let text = serde_json::to_string(&wanted).unwrap();
+        assert_eq!(serde_json::from_str::<Wanted>(&text).unwrap(), wanted);
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&json["network"], &json["ping_s"]), (&"red".into(), &1.into()));
+        assert_eq!((&json["ping_restart_s"], &json["import"]), (&4.into(), &u64::MAX.into()));
     }
 }

@@ -15,7 +15,7 @@ impl Gateway {
     /// Whether this host is to let clients out: all of them, or those that the configuration that was taken over says.
     fn leads_out(&self, wanted: &Wanted) -> bool {
         let import = self.imported_now();
-        wanted.redirect_gateway
+        wanted.request.redirect_gateway
             || import.is_some_and(|import| import.all_pushes().any(|option| redirects(option)))
     }
 
@@ -49,7 +49,8 @@ impl Gateway {
     pub(super) fn ways(&self, wanted: &Wanted, inside: &Inside, has_ipv6: bool) -> ClientWays {
         let import = self.imported_now();
         let of_import = import.iter().flat_map(|import| import.all_pushes());
-        let routes = wanted.pushes.iter().chain(of_import).filter_map(|option| route_of(option));
+        let routes =
+            wanted.request.pushes.iter().chain(of_import).filter_map(|option| route_of(option));
         let is_own = |route: &IpNet| inside.own.iter().any(|it| it.trunc().contains(route));
         let is_elsewhere = |route: &IpNet| !is_own(route) && !is_everywhere(route);
         let networks: BTreeSet<IpNet> = routes.filter(is_elsewhere).collect();
@@ -60,8 +61,8 @@ impl Gateway {
             connects_clients: import.is_none_or(|import| import.connects_clients()),
             networks: networks.into_iter().collect(),
             way_out: ranges.into_iter().collect(),
-            up: wanted.client_up.map(bytes),
-            down: wanted.client_down.map(bytes),
+            up: wanted.request.client_up.map(bytes),
+            down: wanted.request.client_down.map(bytes),
         }
     }
 }

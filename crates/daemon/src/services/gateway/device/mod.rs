@@ -139,8 +139,8 @@ impl DataChannel {
     ) -> Result<(Self, mpsc::Receiver<Event>), OpenError> {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let telling = Telling { sender, lost: Arc::default() };
-        let has_tcp = wanted.listen.iter().any(|it| it.protocol == Protocol::Tcp);
-        let reason = match wanted.engine {
+        let has_tcp = wanted.request.listen.iter().any(|it| it.protocol == Protocol::Tcp);
+        let reason = match wanted.request.engine {
             ServeEngine::Userspace => None,
             ServeEngine::Kernel if has_tcp => return Err(OpenError::KernelTcp),
             ServeEngine::Auto if has_tcp => Some(OpenError::KernelTcp.to_string()),

@@ -124,21 +124,25 @@ impl Imported {
         let unsaid = ServeRequest::default();
         let had = before.map_or(unsaid.clone(), |before| before.fill(unsaid.clone()));
         let now = self.fill(unsaid);
-        let listen = if wanted.listen == had.listen { now.listen } else { wanted.listen };
-        let ping_s = match had.ping_s.unwrap_or(PING_S) == wanted.ping_s {
-            true => now.ping_s.unwrap_or(PING_S),
-            false => wanted.ping_s,
-        };
-        let ping_restart_s =
-            match had.ping_restart_s.unwrap_or(PING_RESTART_S) == wanted.ping_restart_s {
-                true => now.ping_restart_s.unwrap_or(PING_RESTART_S),
-                false => wanted.ping_restart_s,
-            };
-        let tools = if wanted.tools == had.tools { now.tools } else { wanted.tools.clone() };
-        let login = if wanted.login == had.login { now.login } else { wanted.login.clone() };
-        let network = self.saved.network.clone();
-        let import = Some(self.saved.id);
-        Wanted { listen, network, ping_s, ping_restart_s, tools, login, import, ..wanted }
+        let mut request = wanted.request;
+        if request.listen == had.listen {
+            request.listen = now.listen;
+        }
+        if request.ping_s.unwrap_or(PING_S) == had.ping_s.unwrap_or(PING_S) {
+            request.ping_s = now.ping_s.or(Some(PING_S));
+        }
+        let had_restart_s = had.ping_restart_s.unwrap_or(PING_RESTART_S);
+        if request.ping_restart_s.unwrap_or(PING_RESTART_S) == had_restart_s {
+            request.ping_restart_s = now.ping_restart_s.or(Some(PING_RESTART_S));
+        }
+        if request.tools == had.tools {
+            request.tools = now.tools;
+        }
+        if request.login == had.login {
+            request.login = now.login;
+        }
+        request.network = Some(self.saved.network.clone());
+        Wanted { request, import: Some(self.saved.id) }
     }
 
     /// The password of the management interface, by the file that the configuration names.

@@ -288,7 +288,7 @@ impl Gateway {
         let serves = match wanted {
             None => None,
             Some(wanted) => Some(super::message::Serves {
-                network: wanted.network.clone(),
+                network: wanted.network().to_owned(),
                 remotes: self.own_places().await,
                 is_serving,
             }),

@@ -235,7 +235,7 @@ impl Gateway {
         let wanted = self.wanted_now();
         let all: Vec<OtherGateway> =
             self.peers.with_quietly(|state| state.gateways().cloned().collect());
-        let network = wanted.as_ref().map(|wanted| wanted.network.clone());
+        let network = wanted.as_ref().map(|wanted| wanted.network().to_owned());
         let network = network.or_else(|| all.first().map(|it| it.serves.network.clone()));
         let mut gateways: Vec<(PeerId, Vec<String>)> = Vec::new();
         for other in all.into_iter().filter(|it| Some(&it.serves.network) == network.as_ref()) {
