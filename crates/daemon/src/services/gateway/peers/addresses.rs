@@ -101,7 +101,8 @@ impl Mappings {
         }
         let epoch = self.epochs.get(&key.1).copied().unwrap_or_default();
         // In the place of one that no longer holds, it must beat it on all hosts.
-        let generation = before.filter(|it| it.epoch >= epoch).map_or(0, |it| it.generation + 1);
+        let earlier = before.filter(|it| it.epoch >= epoch);
+        let generation = earlier.map_or(0, |it| it.generation.saturating_add(1));
         let epoch = before.map_or(epoch, |it| it.epoch.max(epoch));
         let (network, name) = key.clone();
         let new = Mapping { network, name, addresses, by: local, made: now, epoch, generation };
@@ -118,7 +119,10 @@ impl Mappings {
             return Merged::Known;
         }
         let is_full = before.is_none() && self.all.len() >= MAPPINGS_MAX;
-        let is_odd = new.addresses.is_empty() || new.addresses.len() > ADDRESSES_MAX;
+        // Nothing could take the place of one of the last generation.
+        let is_odd = new.addresses.is_empty()
+            || new.addresses.len() > ADDRESSES_MAX
+            || new.generation == u32::MAX;
         if is_void || is_full || is_odd || before.is_some_and(|before| before.beats(&new)) {
             return Merged::Refused;
         }
@@ -215,6 +219,8 @@ mod tests {
         assert!(!more && rest.len() == 3);
         let odd = Mapping { addresses: Vec::new(), name: "odd".into(), ..rest[0].clone() };
         assert_eq!(all.merge(odd), Merged::Refused);
+        let last = Mapping { generation: u32::MAX, ..rest[0].clone() };
+        assert_eq!(all.merge(last), Merged::Refused);
         assert_eq!(all.all().count(), MAPPINGS_PER_MESSAGE + 3);
     }
 }

@@ -186,7 +186,7 @@ impl Homes {
         text: &str,
     ) -> Option<Result<Taken, Message>> {
         let (fetch, got) = self.fetch.as_mut().filter(|(fetch, _)| fetch == of)?;
-        let is_next = got.len() == offset && total <= DOCUMENT_MAX_BYTES;
+        let is_next = got.len() == offset && (offset..=DOCUMENT_MAX_BYTES).contains(&total);
         if !is_next || text.len() > total - offset || (text.is_empty() && offset < total) {
             return None;
         }
