@@ -4,6 +4,8 @@
 pub mod coalesce;
 mod control_channel;
 pub mod esp_open;
+pub mod gateway_management;
+pub mod gateway_peers;
 pub mod openvpn_client;
 pub mod openvpn_config;
 pub mod openvpn_key_method;

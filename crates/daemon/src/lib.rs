@@ -16,6 +16,12 @@ mod start;
 pub mod timestamp;
 mod upkeep;
 
+/// Targets of the fuzzer that take private parts of the daemon.
+#[cfg(feature = "faults")]
+pub mod fuzzed {
+    pub use crate::services::gateway::{gateway_management, gateway_peers};
+}
+
 pub use devices::SWITCH;
 pub use error::StartError;
 pub use holder::hold_sockets;

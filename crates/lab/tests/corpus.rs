@@ -88,6 +88,16 @@ fn openvpn_client() {
 }
 
 #[test]
+fn gateway_peers() {
+    replay("gateway_peers", targets::gateway_peers::run);
+}
+
+#[test]
+fn gateway_management() {
+    replay("gateway_management", targets::gateway_management::run);
+}
+
+#[test]
 fn vxlan() {
     replay("vxlan", targets::vxlan::run);
 }

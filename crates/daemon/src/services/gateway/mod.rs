@@ -45,9 +45,13 @@ use self::import::Import;
 use self::journal::Journal;
 pub(crate) use self::keep::keep;
 use self::login::Logins;
+#[cfg(feature = "faults")]
+pub use self::management::gateway_management;
 use self::named::Named;
 pub(crate) use self::named::keep_names;
 use self::peers::REPLICA_FILE;
+#[cfg(feature = "faults")]
+pub use self::peers::gateway_peers;
 pub(crate) use self::peers::{Peers, keep as keep_peers};
 use self::places::Remote;
 use self::serving::Command;

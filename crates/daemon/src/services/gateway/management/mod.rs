@@ -14,6 +14,8 @@ use tokio::task::JoinSet;
 use zeroize::Zeroizing;
 
 pub(super) use self::session::Password;
+#[cfg(feature = "faults")]
+pub use self::session::gateway_management;
 use self::session::{Answer, Ask, Facts, LINE_BYTES_MAX, Session};
 pub(super) use self::sockets::{ListenError, Listener};
 use super::Gateway;

@@ -3,6 +3,8 @@
 //! Commands, answers and notices are those of OpenVPN 2.6's management interface, version 5.
 
 mod commands;
+#[cfg(feature = "faults")]
+mod fuzzed;
 #[cfg(test)]
 mod tests;
 
@@ -14,6 +16,8 @@ use aws_lc_rs::constant_time::verify_slices_are_equal;
 use weft_openvpn::messages::Message;
 use zeroize::Zeroizing;
 
+#[cfg(feature = "faults")]
+pub use self::fuzzed::gateway_management;
 use crate::services::gateway::journal::{Established, Told, plain};
 use crate::services::gateway::roster::{Format, Roster, ascii_time, title, unix_time};
 use crate::services::gateway::serving::Whom;

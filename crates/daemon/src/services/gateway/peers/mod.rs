@@ -6,6 +6,8 @@ mod addresses;
 mod carry;
 mod documents;
 mod exchange;
+#[cfg(feature = "faults")]
+mod fuzzed;
 mod handover;
 mod homes;
 mod message;
@@ -32,6 +34,8 @@ use self::carry::Inputs;
 pub(crate) use self::carry::keep;
 use self::documents::Content;
 use self::exchange::{Exchange, OtherGateway};
+#[cfg(feature = "faults")]
+pub use self::fuzzed::gateway_peers;
 use self::homes::Replica;
 use self::message::Answered;
 pub(super) use self::message::Forwarded as ToHome;
