@@ -149,6 +149,13 @@ fn an_address_behind_a_port_works_across_hosts_and_moves() -> anyhow::Result<()>
     let users = [lab.host(0).add_container("u1")?, lab.host(1).add_container("u2")?];
     wait_ping(&users[0], users[1].ipv4()?.into(), SETTLE)?;
     let address = Ipv4Addr::new(10, 47, 252, 1);
+    // The next daemon knows it, although nobody announces it again.
+    let inner = take_over((&lab, "kept"), &holders[0], address)?;
+    wait_ping(&users[1], address.into(), SETTLE)?;
+    lab.host(0).stop_daemon()?;
+    lab.host(0).start_daemon(&[&lab.host(1).ipv4().to_string()])?;
+    wait_ping(&users[1], address.into(), SETTLE)?;
+    inner.ip("link delete vrrp0")?;
     for (number, turn) in [0, 1, 0, 1].into_iter().enumerate() {
         let inner = take_over((&lab, &format!("vrrp{number}")), &holders[turn], address)?;
         for (number, user) in users.iter().enumerate() {

@@ -15,7 +15,7 @@ use netlink_packet_route::{
 };
 
 use super::{addresses::family_of, link::Link, route::ROUTE_PROTOCOL, vxlan::OuterFamily};
-use crate::{error::KernelError, netlink::route::Socket};
+use crate::{error::KernelError, handle::Kernel, netlink::route::Socket};
 
 pub(crate) type MacAddress = [u8; 6];
 
@@ -156,6 +156,23 @@ pub(crate) fn text(key: Key) -> String {
 pub(crate) struct Entries {
     forwarding: Vec<NeighbourMessage>,
     neighbours: Vec<NeighbourMessage>,
+}
+
+impl Kernel {
+    /// The Ethernet addresses that a bridge has learned behind its port with this device index, in any order. It leaves
+    /// out the port's own address, and addresses that were bound to a port.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn learned_behind(&self, port: u32) -> Result<Vec<[u8; 6]>, KernelError> {
+        let entries = self.socket().neighbours(AddressFamily::Bridge).await?;
+        let is_learned = |entry: &&NeighbourMessage| {
+            entry.header.ifindex == port
+                && !entry.header.flags.contains(NeighbourFlags::Own)
+                && matches!(entry.header.state, NeighbourState::Reachable | NeighbourState::Stale)
+        };
+        Ok(entries.iter().filter(is_learned).filter_map(mac_of).collect())
+    }
 }
 
 impl Socket {

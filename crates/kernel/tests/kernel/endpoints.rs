@@ -139,6 +139,28 @@ fn foreign_entries_stay_and_lost_ones_come_back() {
 }
 
 #[test]
+fn the_addresses_behind_a_port_are_those_that_the_bridge_learned_there() {
+    on_a_host(|| async {
+        let kernel = host_with_tap().await;
+        for port in ["other", "third"] {
+            make_device(port);
+            run("ip", &["link", "set", port, "master", BRIDGE]);
+        }
+        let learned = ["02:00:00:00:0e:01", "02:00:00:00:0e:02"];
+        for mac in learned {
+            run("bridge", &["fdb", "add", mac, "dev", "other", "master", "dynamic"]);
+        }
+        let (fixed, elsewhere) = ("02:00:00:00:0e:03", "02:00:00:00:0e:04");
+        run("bridge", &["fdb", "add", fixed, "dev", "other", "master", "static"]);
+        run("bridge", &["fdb", "add", elsewhere, "dev", "third", "master", "dynamic"]);
+        let port = json("ip", &["-j", "link", "show", "other"])[0]["ifindex"].as_u64().unwrap();
+        let mut found = kernel.learned_behind(port as u32).await.unwrap();
+        found.sort_unstable();
+        assert_eq!(found, [[2, 0, 0, 0, 0xe, 1], [2, 0, 0, 0, 0xe, 2]]);
+    });
+}
+
+#[test]
 fn thousands_of_endpoints_fit() {
     on_a_host(|| async {
         let kernel = host_with_tap().await;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
+use weft_crypto::PeerId;
 use weft_io::packet::PacketSocket;
 use weft_mesh::Conflict;
 use weft_path::{Mac, Vni};
@@ -21,8 +22,14 @@ const LEARNED_PER_PORT_MAX: usize = 256;
 const LISTEN: Duration = Duration::from_millis(200);
 /// The interval of looking for addresses that another host announces too.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long an address that is heard here stays here, although another host announces it.
+/// How long an address that is heard here stays here, although another host begins to announce it.
 const HOLD: Duration = Duration::from_secs(1);
+/// The same for the host that gets no frames meanwhile. It is longer, so that not both give way if neither knew of the
+/// other, as after a partition.
+const HOLD_LOSER: Duration = Duration::from_secs(2);
+/// The same for a host that heard it after the other one began, which has it by right. It is longer, so that not both
+/// give way, however late the other one looks.
+const HOLD_NEWCOMER: Duration = Duration::from_secs(5);
 /// Frames of one socket in an interval that are looked into.
 const FRAMES_MAX: usize = 64;
 const TYPE_ARP: u16 = 0x0806;
@@ -42,7 +49,9 @@ pub(crate) async fn keep(attachments: Arc<Attachments>, pulse: Pulse) {
             match Ear::index_of(&port) {
                 Some(index) if ears.get(&port).is_some_and(|ear| ear.is_at(index, &place)) => {}
                 Some(index) => {
-                    ears.extend(Ear::open(index, place).map(|ear| (port, ear)));
+                    let Some(ear) = Ear::open(index, place) else { continue };
+                    attachments.tell_known(&mut learned, &port, &ear).await;
+                    ears.insert(port, ear);
                 }
                 // It is not there now.
                 None => _ = ears.remove(&port),
@@ -73,10 +82,9 @@ pub(crate) async fn keep(attachments: Arc<Attachments>, pulse: Pulse) {
                     attachments.tell_learned(told).await;
                 }
             }
-            if now - looked >= LOOK && !learned.is_empty() {
+            if learned.is_unsettled() || (now - looked >= LOOK && !learned.is_empty()) {
                 looked = now;
-                let conflicts = attachments.conflicts().await;
-                attachments.tell_learned(learned.handle_conflicts(&conflicts, now)).await;
+                attachments.settle_conflicts(&mut learned).await;
             }
         }
     }
@@ -106,10 +114,30 @@ impl Attachments {
         }
     }
 
-    async fn conflicts(&self) -> Vec<Conflict> {
+    /// Takes over the addresses behind a port that the bridge knows already: from before this daemon started, or from
+    /// before the ear was open.
+    async fn tell_known(&self, learned: &mut Learned, port: &str, ear: &Ear) {
+        let known = match self.kernel.learned_behind(ear.index).await {
+            Ok(known) => known,
+            Err(error) => {
+                tracing::debug!(port, %error, "the addresses behind a port are not known yet");
+                return;
+            }
+        };
+        let now = Instant::now();
+        for mac in known.into_iter().map(Mac).filter(|mac| ear.is_behind(*mac)) {
+            let told = learned.handle_known(port, ear.place.vni, mac, now);
+            self.tell_learned(told).await;
+        }
+        self.settle_conflicts(learned).await;
+    }
+
+    async fn settle_conflicts(&self, learned: &mut Learned) {
         let (reply, conflicts) = oneshot::channel();
         self.tell(Request::Conflicts { reply }).await;
-        conflicts.await.unwrap_or_default()
+        let conflicts = conflicts.await.unwrap_or_default();
+        let told = learned.handle_conflicts(&conflicts, self.local, Instant::now());
+        self.tell_learned(told).await;
     }
 }
 
@@ -160,8 +188,13 @@ impl Ear {
                 heard.extend(source.map(Mac));
             }
         }
-        heard.retain(|mac| is_unicast(*mac) && !self.place.taken.contains(mac));
+        heard.retain(|mac| self.is_behind(*mac));
         heard
+    }
+
+    /// It is no group, and no container of this host.
+    fn is_behind(&self, mac: Mac) -> bool {
+        is_unicast(mac) && !self.place.taken.contains(&mac)
     }
 }
 
@@ -179,8 +212,24 @@ enum Told {
 struct Heard {
     port: String,
     last: Instant,
-    /// False once another host has it.
-    announced: bool,
+    claim: Claim,
+}
+
+/// The right of this host to an address, seen from here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Claim {
+    /// Heard just now: not yet compared with what others announce.
+    Begun,
+    /// The switch knew it, and it was not heard since. It may have moved away meanwhile: this host gives way at once.
+    Known,
+    /// No other host announces it.
+    Alone,
+    /// Another host announces it too, and began before this one heard it: that host gives way.
+    Newcomer,
+    /// Another host began to announce it at this moment.
+    Incumbent(Instant),
+    /// Another host has it. It is not announced here until it is heard again.
+    GivenUp,
 }
 
 /// The addresses that were heard. Pure: time is an argument.
@@ -192,38 +241,89 @@ impl Learned {
         self.0.is_empty()
     }
 
+    /// Conflicts are worth a look at once: something was heard since the last look, or is contested.
+    fn is_unsettled(&self) -> bool {
+        let is_settled = |claim| matches!(claim, Claim::Alone | Claim::Known | Claim::GivenUp);
+        self.0.values().any(|heard| !is_settled(heard.claim))
+    }
+
     /// A frame came in by a port.
     fn handle_heard(&mut self, port: &str, vni: Vni, mac: Mac, now: Instant) -> Vec<Told> {
         if let Some(heard) = self.0.get_mut(&(vni, mac)) {
             (heard.port, heard.last) = (port.to_owned(), now);
-            let is_new = !std::mem::replace(&mut heard.announced, true);
-            return is_new.then_some(Told::Announce(vni, mac)).into_iter().collect();
+            let before = std::mem::replace(&mut heard.claim, Claim::Begun);
+            return match before {
+                Claim::GivenUp => vec![Told::Announce(vni, mac)],
+                _ => Vec::new(),
+            };
         }
+        let port = port.to_owned();
+        self.insert((vni, mac), Heard { port, last: now, claim: Claim::Begun })
+    }
+
+    /// The switch knows an address behind a port.
+    fn handle_known(&mut self, port: &str, vni: Vni, mac: Mac, now: Instant) -> Vec<Told> {
+        if self.0.contains_key(&(vni, mac)) {
+            return Vec::new();
+        }
+        let port = port.to_owned();
+        self.insert((vni, mac), Heard { port, last: now, claim: Claim::Known })
+    }
+
+    fn insert(&mut self, key: (Vni, Mac), heard: Heard) -> Vec<Told> {
         let mut told = Vec::new();
-        let of_port = || self.0.iter().filter(|(_, heard)| heard.port == port);
+        let of_port = || self.0.iter().filter(|(_, it)| it.port == heard.port);
         if of_port().count() >= LEARNED_PER_PORT_MAX {
-            let oldest = of_port().min_by_key(|(_, heard)| heard.last).map(|(key, _)| *key);
+            let oldest = of_port().min_by_key(|(_, it)| it.last).map(|(key, _)| *key);
             if let Some((vni, mac)) = oldest {
                 self.0.remove(&(vni, mac));
                 told.push(Told::Withdraw(vni, mac));
             }
         }
-        let heard = Heard { port: port.to_owned(), last: now, announced: true };
-        self.0.insert((vni, mac), heard);
-        told.push(Told::Announce(vni, mac));
+        self.0.insert(key, heard);
+        told.push(Told::Announce(key.0, key.1));
         told
     }
 
-    /// Another host announces some of them. This host gives way with those that it does not hear any more, until it
-    /// hears them again.
-    fn handle_conflicts(&mut self, conflicts: &[Conflict], now: Instant) -> Vec<Told> {
-        let mut told = Vec::new();
+    /// Addresses that several hosts announce. The host that hears one after another host began to announce it keeps it:
+    /// the address has moved there. The other host does not hear it any more, and gives way until it hears it again.
+    fn handle_conflicts(&mut self, conflicts: &[Conflict], me: PeerId, now: Instant) -> Vec<Told> {
+        let mut contested = BTreeMap::new();
         for conflict in conflicts {
-            let Ok(mac) = conflict.address.parse::<Mac>() else { continue };
-            let Some(heard) = self.0.get_mut(&(conflict.vni, mac)) else { continue };
-            if heard.announced && now.saturating_duration_since(heard.last) >= HOLD {
-                heard.announced = false;
-                told.push(Told::Withdraw(conflict.vni, mac));
+            if let Ok(mac) = conflict.address.parse::<Mac>() {
+                *contested.entry((conflict.vni, mac)).or_insert(false) |= conflict.loser == me;
+            }
+        }
+        let mut told = Vec::new();
+        for (key, heard) in &mut self.0 {
+            let Some(is_loser) = contested.get(key).copied() else {
+                if !matches!(heard.claim, Claim::GivenUp | Claim::Known) {
+                    heard.claim = Claim::Alone;
+                }
+                continue;
+            };
+            let (silent_since, hold) = match heard.claim {
+                Claim::GivenUp => continue,
+                Claim::Known => (now, Duration::ZERO),
+                Claim::Begun | Claim::Newcomer => {
+                    heard.claim = Claim::Newcomer;
+                    (heard.last, HOLD_NEWCOMER)
+                }
+                Claim::Alone | Claim::Incumbent(_) => {
+                    let since = match heard.claim {
+                        Claim::Incumbent(since) => since,
+                        _ => now,
+                    };
+                    heard.claim = Claim::Incumbent(since);
+                    match is_loser {
+                        true => (heard.last.max(since), HOLD_LOSER),
+                        false => (heard.last, HOLD),
+                    }
+                }
+            };
+            if now.saturating_duration_since(silent_since) >= hold {
+                heard.claim = Claim::GivenUp;
+                told.push(Told::Withdraw(key.0, key.1));
             }
         }
         told
@@ -245,7 +345,8 @@ impl Learned {
 
 #[cfg(test)]
 mod tests {
-    use weft_crypto::PeerId;
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
 
     use super::*;
 
@@ -257,21 +358,112 @@ mod tests {
         Conflict { vni: VNI, address: MAC.to_string(), winner, loser }
     }
 
+    fn id(n: u8) -> PeerId {
+        PeerId::from_bytes([n; 32])
+    }
+
     #[test]
-    fn the_host_that_heard_an_address_last_has_it() {
+    fn the_host_that_another_begins_beside_gives_way_with_a_silent_address() {
         let mut learned = Learned::default();
         let begin = Instant::now();
         let all = [conflict()];
         assert_eq!(learned.handle_heard("a", VNI, MAC, begin), [Told::Announce(VNI, MAC)]);
+        assert!(learned.is_unsettled());
+        assert_eq!(learned.handle_conflicts(&[], id(1), begin), []);
+        assert!(!learned.is_unsettled());
         assert_eq!(learned.handle_heard("a", VNI, MAC, begin + HOLD), []);
-        assert_eq!(learned.handle_conflicts(&all, begin + HOLD), [], "the other one gives way");
-        assert_eq!(learned.handle_conflicts(&all, begin + 2 * HOLD), [Told::Withdraw(VNI, MAC)]);
-        assert_eq!(learned.handle_conflicts(&all, begin + 2 * HOLD), []);
+        assert_eq!(learned.handle_conflicts(&[], id(1), begin + HOLD), []);
+        let soon = begin + HOLD + HOLD / 2;
+        assert_eq!(learned.handle_conflicts(&all, id(1), soon), [], "it was just heard");
+        assert!(learned.is_unsettled());
+        let gives_way = [Told::Withdraw(VNI, MAC)];
+        assert_eq!(learned.handle_conflicts(&all, id(1), begin + 2 * HOLD), gives_way);
+        assert_eq!(learned.handle_conflicts(&all, id(1), begin + 2 * HOLD), []);
         let again = begin + 3 * HOLD;
         assert_eq!(learned.handle_heard("b", VNI, MAC, again), [Told::Announce(VNI, MAC)]);
         assert_eq!(learned.retain(|port| port == "b"), []);
         assert_eq!(learned.retain(|port| port == "a"), [Told::Withdraw(VNI, MAC)]);
         assert!(learned.is_empty());
+    }
+
+    /// Two hosts that look late, by up to a second: an address that moves is always with the host that heard it last.
+    #[test]
+    fn an_address_that_moves_stays_with_the_host_that_heard_it_last() {
+        let seed = rand::random();
+        println!("seed: {seed}");
+        let mut random = StdRng::seed_from_u64(seed);
+        let begin = Instant::now();
+        let mut hosts = [1, 2].map(|_| Learned::default());
+        let mut holders = [false; 2];
+        let mut ms = 0;
+        for turn in 0..200 {
+            let owner = turn % 2;
+            // It announces itself some times, and moves on soon or late.
+            let until = ms + [1_200, 9_000][usize::from(random.random_ratio(1, 2))];
+            let mut next = [0, 1].map(|_| ms);
+            let heard_until = ms + 500;
+            while ms < until {
+                let now = begin + Duration::from_millis(ms);
+                if ms < heard_until && ms % 100 == 0 {
+                    let told = hosts[owner].handle_heard("a", VNI, MAC, now);
+                    holders[owner] |= !told.is_empty();
+                }
+                for n in 0..2 {
+                    if ms >= next[n] || (n == owner && hosts[n].is_unsettled() && ms < heard_until)
+                    {
+                        let seen: Vec<_> =
+                            (holders == [true; 2]).then(conflict).into_iter().collect();
+                        let told = hosts[n].handle_conflicts(&seen, id(n as u8 + 1), now);
+                        holders[n] &= told.is_empty();
+                        next[n] = ms + random.random_range(200..1_000);
+                    }
+                }
+                assert!(holders[owner], "turn {turn}, at {ms} ms");
+                ms += 50;
+            }
+            if until - heard_until > 8_000 {
+                assert!(!holders[1 - owner], "turn {turn}: the other host has not given way");
+            }
+        }
+    }
+
+    /// Neither has heard it for long: one of them keeps it, whichever looks first.
+    #[test]
+    fn after_a_partition_one_of_two_hosts_keeps_a_silent_address() {
+        for first in [1, 2] {
+            let begin = Instant::now();
+            let mut hosts = BTreeMap::from([1, 2].map(|n| (n, Learned::default())));
+            for learned in hosts.values_mut() {
+                learned.handle_heard("a", VNI, MAC, begin);
+                learned.handle_conflicts(&[], id(1), begin);
+            }
+            let healed = begin + Duration::from_secs(60);
+            let mut holders = BTreeSet::from([1, 2]);
+            for turn in 0..10 {
+                for n in [first, 3 - first] {
+                    let seen: Vec<_> = (holders.len() == 2).then(conflict).into_iter().collect();
+                    let now = healed + LOOK * turn;
+                    if !hosts.get_mut(&n).unwrap().handle_conflicts(&seen, id(n), now).is_empty() {
+                        holders.remove(&n);
+                    }
+                }
+            }
+            assert_eq!(holders.len(), 1, "{first} looks first");
+        }
+    }
+
+    /// A daemon that starts anew knows from the switch what is there, and does not take what has moved away.
+    #[test]
+    fn an_address_that_the_switch_knew_gives_way_at_once_until_it_is_heard() {
+        let mut learned = Learned::default();
+        let now = Instant::now();
+        assert_eq!(learned.handle_known("a", VNI, MAC, now), [Told::Announce(VNI, MAC)]);
+        assert_eq!(learned.handle_known("a", VNI, MAC, now), []);
+        assert_eq!(learned.handle_conflicts(&[], id(1), now), []);
+        assert_eq!(learned.handle_conflicts(&[conflict()], id(1), now), [Told::Withdraw(VNI, MAC)]);
+        assert_eq!(learned.handle_known("a", VNI, MAC, now), []);
+        assert_eq!(learned.handle_heard("a", VNI, MAC, now), [Told::Announce(VNI, MAC)]);
+        assert_eq!(learned.handle_conflicts(&[conflict()], id(1), now), []);
     }
 
     #[test]
