@@ -100,7 +100,8 @@ impl Records {
         for (at, (key, bytes)) in changes.iter().enumerate() {
             let written = self.write(key, bytes.as_deref(), false);
             if let Err(error) = written {
-                self.take_back(&mut known, &changes[..at]);
+                // The one that failed may be half done.
+                self.take_back(&mut known, &changes[..=at]);
                 return Err(error);
             }
         }
@@ -303,6 +304,23 @@ mod tests {
         fs::remove_dir_all(obstacle).unwrap();
         records.save(&wanted).unwrap();
         assert_eq!(on_disk(dir.path()), wanted);
+    }
+
+    /// A record must not stay on the disk that nobody knows: the next daemon would take it for true.
+    #[test]
+    fn a_write_that_fails_at_its_last_step_is_taken_back_too() {
+        use std::sync::atomic::Ordering;
+        let dir = tempfile::tempdir().unwrap();
+        let (store, records, _) = open(dir.path());
+        let before = numbers(&[("a", 1)]);
+        records.save(&before).unwrap();
+        for wanted in [numbers(&[("a", 1), ("b", 2)]), numbers(&[("a", 7)]), numbers(&[])] {
+            store.sync_fails.store(true, Ordering::Relaxed);
+            records.save(&wanted).unwrap_err();
+            store.sync_fails.store(false, Ordering::Relaxed);
+            assert!(store.try_all());
+            assert_eq!(on_disk(dir.path()), before, "{wanted:?}");
+        }
     }
 
     #[test]

@@ -38,6 +38,9 @@ pub(crate) struct Store {
     faults: Arc<Mutex<Faults>>,
     /// The text for [`Self::fault`].
     told: Arc<Mutex<Option<String>>>,
+    /// Stands for a disk that fails at the last step, when names have changed already.
+    #[cfg(test)]
+    pub(super) sync_fails: Arc<std::sync::atomic::AtomicBool>,
 }
 
 /// Files that could not be written, by name.
@@ -87,7 +90,13 @@ impl Store {
     /// Opens the directory; creates it for root alone if it does not exist.
     pub(crate) fn open(dir: &Path) -> Result<Self, StoreError> {
         make_private_dir(dir)?;
-        Ok(Self { dir: dir.into(), faults: Arc::default(), told: Arc::default() })
+        Ok(Self {
+            dir: dir.into(),
+            faults: Arc::default(),
+            told: Arc::default(),
+            #[cfg(test)]
+            sync_fails: Arc::default(),
+        })
     }
 
     /// The path of a file in it.
@@ -105,7 +114,7 @@ impl Store {
     }
 
     /// Replaces a file atomically: after a power cut either the old or the new one is complete. After an
-    /// error the old one remains.
+    /// error the old one remains, unless the disk failed at the very last step.
     pub(crate) fn save<T: Serialize>(&self, name: &str, value: &T) -> Result<(), StoreError> {
         let text = self.text(name, value)?;
         self.write(name, Some(&text), false)
@@ -282,8 +291,10 @@ impl Store {
             if let Some(ms) = faults::asked("disk-write-ms").and_then(|ms| ms.parse().ok()) {
                 std::thread::sleep(Duration::from_millis(ms));
             }
+            // Opened first: without a descriptor, nothing changes.
+            let directory = self.directory_of(&path)?;
             fs::rename(&temporary, &path)?;
-            sync_directory_of(&path)
+            self.sync(&directory)
         };
         replace().map_err(|error| {
             // The partial file takes space.
@@ -292,19 +303,30 @@ impl Store {
         })
     }
 
+    fn directory_of(&self, path: &Path) -> io::Result<File> {
+        File::open(path.parent().unwrap_or(&self.dir))
+    }
+
+    /// Has a change of names outlast a power cut.
+    fn sync(&self, directory: &File) -> io::Result<()> {
+        #[cfg(test)]
+        if self.sync_fails.load(std::sync::atomic::Ordering::Relaxed) {
+            return Err(io::ErrorKind::Other.into());
+        }
+        directory.sync_all()
+    }
+
     fn erase(&self, name: &str) -> Result<(), StoreError> {
         let path = self.path(name);
-        let erase = || match fs::remove_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            removed => removed.and_then(|()| sync_directory_of(&path)),
+        let erase = || {
+            let directory = self.directory_of(&path)?;
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                removed => removed.and_then(|()| self.sync(&directory)),
+            }
         };
         erase().map_err(|error| StoreError::Io { action: "remove", path: path.clone(), error })
     }
-}
-
-/// Has a change of names outlast a power cut.
-fn sync_directory_of(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
 }
 
 /// Creates a directory that only root may enter, with its parents.

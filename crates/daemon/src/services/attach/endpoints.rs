@@ -84,6 +84,8 @@ impl Attachments {
                 Some(before) => drop(inner.saved.insert(id, before)),
                 None => {
                     inner.saved.remove(&id);
+                    // Before the kernel, since the caller may leave meanwhile.
+                    self.save_or_later(&inner);
                     self.take_out(&saved).await;
                 }
             }

@@ -201,6 +201,8 @@ impl Attachments {
     pub(crate) async fn let_go(&self, inner: &mut Inner, id: &str) {
         let Some(saved) = inner.saved.remove(id) else { return };
         inner.retries.forget(id);
+        // Before the kernel, since the caller may leave meanwhile.
+        self.save_or_later(inner);
         self.unplug(id, &saved).await;
     }
 
