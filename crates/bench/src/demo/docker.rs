@@ -7,7 +7,7 @@ use crate::sandbox::docker::{Engine, IMAGE, PACKAGES};
 use crate::sandbox::{Host, Programs, Sandbox, SandboxError, gate, progress, try_wait_until};
 
 /// How long an engine may take to start.
-const ENGINE_LIMIT: Duration = Duration::from_secs(15);
+const ENGINE_LIMIT: Duration = Duration::from_secs(45);
 /// How long a name may take to be known on the other host.
 const NAME_LIMIT: Duration = Duration::from_secs(20);
 /// The most lines of a command's output that are shown: of ping, those with the address and the round trip.
