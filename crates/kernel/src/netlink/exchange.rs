@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 use super::{
     error::{REQUEST_TIMEOUT_MS, RequestError},
     reader::{Meaning, Message},
-    socket,
+    socket::{self, Datagram},
     writer::Writer,
 };
 
@@ -285,8 +285,8 @@ impl Exchange {
     fn drain(&mut self) {
         self.pending = None;
         for _ in 0..DRAIN_DATAGRAMS_MAX {
-            match socket::receive_now(&self.socket, &mut self.buffer) {
-                Ok(_) => {}
+            match socket::read_now(&self.socket, &mut self.buffer) {
+                Ok(()) => drop(Datagram::of(&mut self.buffer)),
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::NOBUFS) => {}
                 Err(_) => break,
             }

@@ -60,25 +60,40 @@ pub(super) async fn receive<'a>(
     socket: &TokioSocket,
     buffer: &'a mut Vec<u8>,
 ) -> io::Result<Datagram<'a>> {
+    read(socket, buffer).await?;
+    Ok(Datagram(buffer))
+}
+
+/// Waits for the next datagram as [`receive`], and leaves it in the buffer, for [`Datagram::of`].
+pub(super) async fn read(socket: &TokioSocket, buffer: &mut Vec<u8>) -> io::Result<()> {
     socket.recv(buffer).await?;
-    let datagram = Datagram(buffer);
-    if datagram.0.len() >= DATAGRAM_BYTES_MAX {
-        return Err(Errno::NOBUFS.into());
-    }
-    Ok(datagram)
+    whole(buffer)
 }
 
 /// Takes a datagram that is there already.
 ///
 /// # Errors
 /// As [`receive`]; [`io::ErrorKind::WouldBlock`]: there is none.
-pub(super) fn receive_now<'a>(
-    socket: &TokioSocket,
-    buffer: &'a mut Vec<u8>,
-) -> io::Result<Datagram<'a>> {
+pub(super) fn read_now(socket: &TokioSocket, buffer: &mut Vec<u8>) -> io::Result<()> {
     // The socket does not block (tokio).
     socket.socket_ref().recv(buffer, 0)?;
-    Ok(Datagram(buffer))
+    whole(buffer)
+}
+
+/// Refuses a datagram that has lost its end.
+fn whole(buffer: &mut Vec<u8>) -> io::Result<()> {
+    if buffer.len() >= DATAGRAM_BYTES_MAX {
+        drop(Datagram(buffer));
+        return Err(Errno::NOBUFS.into());
+    }
+    Ok(())
+}
+
+impl<'a> Datagram<'a> {
+    /// The datagram that was read into the buffer.
+    pub(super) const fn of(buffer: &'a mut Vec<u8>) -> Self {
+        Self(buffer)
+    }
 }
 
 impl Datagram<'_> {

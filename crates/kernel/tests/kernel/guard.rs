@@ -281,6 +281,30 @@ fn a_damaged_guard_stands_again_at_once_and_others_tables_are_left_alone() {
 }
 
 #[test]
+fn a_guard_damaged_just_after_others_changes_overran_the_watch_stands_again() {
+    on_a_host(|| async {
+        let mut guard = new_guard();
+        let mut watch = guard.watch().unwrap();
+        guard.ensure(&[ip("192.0.2.7")]).await.unwrap();
+        // More notices of another table than the watch's socket holds, none of them read.
+        run("nft", &["add table inet theirs; add set inet theirs s { type inet_service; }"]);
+        let elements: Vec<String> = (1..60_000).map(|port| port.to_string()).collect();
+        let change = |verb| format!("{verb} element inet theirs s {{ {} }}\n", elements.join(", "));
+        let file = std::env::temp_dir().join(format!("weft-nft-{}", std::process::id()));
+        std::fs::write(&file, change("add") + &change("delete")).unwrap();
+        run("nft", &["-f", file.to_str().unwrap()]);
+        std::fs::remove_file(&file).unwrap();
+        tokio::time::timeout(RESTORED, watch.changed()).await.expect("a word of the loss").unwrap();
+        run("nft", &["delete table inet weft-guard"]);
+        tokio::time::timeout(RESTORED, guard.restore(&mut watch))
+            .await
+            .expect("the guard must be restored")
+            .unwrap();
+        assert!(guard.is_whole().await.unwrap());
+    });
+}
+
+#[test]
 fn fragments_that_hide_their_port_are_dropped_and_counted() {
     on_a_host(|| async {
         let far = Container::new();

@@ -9,6 +9,9 @@ use crate::lab::{make_device, on_a_host, run, switch_on};
 /// Longer than any event takes; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The time without an event after which none is expected.
+const QUIET: Duration = Duration::from_millis(300);
+
 async fn wait_for(watch: &mut LinkWatch, wanted: &LinkEvent) -> Vec<LinkEvent> {
     let mut seen = Vec::new();
     while seen.last() != Some(wanted) {
@@ -82,24 +85,38 @@ fn leaving_a_bridge_or_losing_the_other_end_is_told_as_what_it_is() {
 }
 
 #[test]
-fn lost_notices_are_made_up_for() {
+fn lost_notices_are_made_up_for_and_older_ones_do_not_come_after() {
     on_a_host(|| async {
         let mut watch = Kernel::new().unwrap().watch().await.unwrap();
         run("ip", &["link", "add", "doomed", "type", "bridge"]);
         wait_for(&mut watch, &LinkEvent::Added { name: "doomed".into() }).await;
-        // More notices than the socket holds, none of them read: the last ones are lost.
+        // More notices than the socket holds, none of them read: the last ones are lost, also that `brief`, which the
+        // first ones tell of, is gone.
+        run("ip", &["link", "add", "brief", "type", "bridge"]);
         let directory = std::env::temp_dir().join(format!("weft-watch-{}", std::process::id()));
         let flood: String = (0..4000)
             .map(|n| format!("link set doomed mtu {}\n", 1300 + n % 2))
-            .chain(["link delete doomed\n".into(), "link add late type bridge\n".into()])
+            .chain(["doomed", "brief"].map(|device| format!("link delete {device}\n")))
+            .chain(["link add late type bridge\n".into()])
             .collect();
         std::fs::write(&directory, flood).unwrap();
         run("ip", &["-batch", directory.to_str().unwrap()]);
         std::fs::remove_file(&directory).unwrap();
-        let events = wait_for(&mut watch, &LinkEvent::Added { name: "late".into() }).await;
-        let removed: Vec<_> =
-            events.iter().filter(|e| matches!(e, LinkEvent::Removed { .. })).collect();
-        assert_eq!(removed, [&LinkEvent::Removed { name: "doomed".into() }]);
+        let mut events = vec![watch.next().await.unwrap()];
+        // The socket is full still, and the kernel drops this notice, too.
+        run("ip", &["link", "set", "late", "mtu", "1400"]);
+        run("ip", &["link", "add", "last", "type", "bridge"]);
+        events.extend(wait_for(&mut watch, &LinkEvent::Added { name: "last".into() }).await);
+        while let Ok(event) = tokio::time::timeout(QUIET, watch.next()).await {
+            events.push(event.unwrap());
+        }
+        for device in ["doomed", "brief"] {
+            let its = events.iter().filter(|event| event.device() == device);
+            let last = its.last().unwrap_or_else(|| panic!("no word of {device}: {events:?}"));
+            assert_eq!(last, &LinkEvent::Removed { name: device.into() });
+        }
         assert!(events.len() < 4000, "nothing was lost, so nothing was shown: {}", events.len());
+        run("ip", &["link", "set", "late", "mtu", "1300"]);
+        wait_for(&mut watch, &LinkEvent::MtuChanged { name: "late".into(), mtu: 1300 }).await;
     });
 }
