@@ -22,7 +22,14 @@ type State = Arc<Daemon>;
 
 /// The routes of a daemon.
 pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
-    Routes::new()
+    let routes = Routes::new();
+    let routes = of_containers(of_host(routes));
+    of_users(of_gateway(routes)).with_state(daemon)
+}
+
+/// The host: its state, peers, networks and names.
+fn of_host(routes: Routes<Daemon>) -> Routes<Daemon> {
+    routes
         .on(call::Status, async |d: State, Nothing {}| Ok(d.report().await?.status))
         .on(call::Connections, async |d: State, Nothing {}| Ok(d.report().await?.connections))
         .on(call::Paths, async |d: State, Nothing {}| Ok(d.report().await?.paths))
@@ -45,6 +52,31 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .on(call::SetWorkers, async |d: State, wanted: WorkersRequest| {
             d.ask_workers(Some(wanted.workers)).await
         })
+        .on(call::Connect, async |d: State, request| {
+            change(&d.clone(), async move { d.connect(request).await }).await
+        })
+        .on(call::Forget, async |d: State, request| {
+            change(&d.clone(), async move { d.forget(request).await }).await
+        })
+        .on(call::DnsLookup, async |d: State, request| d.dns_lookup(request).await)
+        .on(call::DnsAdd, async |d: State, request| {
+            Arc::clone(&d.names).add(d.control.clone(), request).await
+        })
+        .on(call::DnsRemove, async |d: State, request| {
+            Arc::clone(&d.names).remove(d.control.clone(), request).await
+        })
+        .on(call::Token, async |d: State, Nothing {}| {
+            aside(&d.services.clone(), async move { Ok(d.invitation().await) }).await
+        })
+        .on(call::Stop, async |d: State, Nothing {}| {
+            d.stop();
+            Ok(Nothing {})
+        })
+}
+
+/// Containers, by hand and by CNI.
+fn of_containers(routes: Routes<Daemon>) -> Routes<Daemon> {
+    routes
         .on(call::Attach, async |d: State, request| {
             change(&d.clone(), async move { d.attachments.attach(request).await }).await
         })
@@ -70,19 +102,11 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         })
         .on(CniAttachments, async |d: State, Nothing {}| Ok(d.cni.list().await))
         .on(CniStatus, async |d: State, StatusRequest { network }| Ok(d.cni.status(&network).await))
-        .on(call::Connect, async |d: State, request| {
-            change(&d.clone(), async move { d.connect(request).await }).await
-        })
-        .on(call::Forget, async |d: State, request| {
-            change(&d.clone(), async move { d.forget(request).await }).await
-        })
-        .on(call::DnsLookup, async |d: State, request| d.dns_lookup(request).await)
-        .on(call::DnsAdd, async |d: State, request| {
-            Arc::clone(&d.names).add(d.control.clone(), request).await
-        })
-        .on(call::DnsRemove, async |d: State, request| {
-            Arc::clone(&d.names).remove(d.control.clone(), request).await
-        })
+}
+
+/// The gateway: its authority, its settings and its clients.
+fn of_gateway(routes: Routes<Daemon>) -> Routes<Daemon> {
+    routes
         .on(call::AuthorityInit, async |d: State, Nothing {}| {
             change(&d.clone(), async move { d.gateway.clone().init_authority().await }).await
         })
@@ -114,6 +138,12 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .on(call::ClientShared, async |d: State, request| {
             change(&d.clone(), async move { d.gateway.clone().shared_profile(request).await }).await
         })
+        .on(call::Clients, async |d: State, Nothing {}| Ok(d.gateway.clients().await))
+}
+
+/// Users of the gateway who log in with passwords.
+fn of_users(routes: Routes<Daemon>) -> Routes<Daemon> {
+    routes
         .on(call::UserAdd, async |d: State, request| {
             change(&d.clone(), async move { d.gateway.clone().add_user(request).await }).await
         })
@@ -127,15 +157,6 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
             change(&d.clone(), async move { d.gateway.clone().remove_user(request).await }).await
         })
         .on(call::Users, async |d: State, Nothing {}| Ok(d.gateway.users()))
-        .on(call::Clients, async |d: State, Nothing {}| Ok(d.gateway.clients().await))
-        .on(call::Token, async |d: State, Nothing {}| {
-            aside(&d.services.clone(), async move { Ok(d.invitation().await) }).await
-        })
-        .on(call::Stop, async |d: State, Nothing {}| {
-            d.stop();
-            Ok(Nothing {})
-        })
-        .with_state(daemon)
 }
 
 /// Makes a change on the services' runtime. It goes on to its end if its caller leaves: half of it would be neither

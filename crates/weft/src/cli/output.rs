@@ -4,7 +4,7 @@ mod gateway;
 mod networks;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::io::{self, Write};
 use std::time::SystemTime;
 
@@ -64,7 +64,7 @@ pub(super) fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
 
 pub(super) fn status(status: &Status) -> String {
     let mut text = String::new();
-    let mut line = |label: &str, value: &dyn std::fmt::Display| {
+    let mut line = |label: &str, value: &dyn Display| {
         let _ = writeln!(text, "{label:>14}: {value}");
     };
     line("Version", &status.version);
@@ -86,6 +86,38 @@ pub(super) fn status(status: &Status) -> String {
         let how = if status.engines.contains(engine) { "part of " } else { "" };
         line("Not offered", &format!("{how}{engine} ({reason})"));
     }
+    switch(status, &mut line);
+    line("Container MTU", &status.mtu);
+    status.narrow.iter().for_each(|narrow| line("Narrow path", narrow));
+    line("UDP ports", &format!("{} links, {} data", status.port, status.data_port));
+    line("Targets", &status.targets);
+    line("Connections", &counted(&status.connections));
+    line("Peers", &status.peers);
+    line("Attached", &status.attachments);
+    status.host_dns.iter().for_each(|how| line("Host DNS", how));
+    faces(status, &mut line);
+    for warning in &status.warnings {
+        line("Warning", warning);
+    }
+    let missing: Vec<_> =
+        status.offloads.iter().filter(|(_, works)| !**works).map(|(n, _)| n.as_str()).collect();
+    let offloads =
+        if missing.is_empty() { "all".into() } else { format!("without {}", missing.join(", ")) };
+    line("Offloads", &offloads);
+    let hardening = status.hardening.iter().map(|(means, state)| format!("{means} {state}"));
+    let hardening = hardening.collect::<Vec<_>>().join(", ");
+    if !hardening.is_empty() {
+        line("Hardening", &hardening);
+    }
+    line("Addresses", &ipam_line(&status.ipam));
+    text
+}
+
+/// Adds a line with a label.
+type Line<'a> = &'a mut dyn FnMut(&str, &dyn Display);
+
+/// The switch, and which frames pass it by.
+fn switch(status: &Status, line: Line<'_>) {
     let switch_reason = status.switch_reason.as_ref().map(|reason| format!(" ({reason})"));
     line("Switch", &format!("{}{}", status.switch, switch_reason.unwrap_or_default()));
     let ports_reason = status.ports_reason.as_ref().map(|reason| format!(" ({reason})"));
@@ -103,14 +135,10 @@ pub(super) fn status(status: &Status) -> String {
     for FirewallRule { chain, effect, remedy } in &status.firewall {
         line("Firewall", &format!("{chain} {effect}; to accept them: {remedy}"));
     }
-    line("Container MTU", &status.mtu);
-    status.narrow.iter().for_each(|narrow| line("Narrow path", narrow));
-    line("UDP ports", &format!("{} links, {} data", status.port, status.data_port));
-    line("Targets", &status.targets);
-    line("Connections", &counted(&status.connections));
-    line("Peers", &status.peers);
-    line("Attached", &status.attachments);
-    status.host_dns.iter().for_each(|how| line("Host DNS", how));
+}
+
+/// Docker and the gateway.
+fn faces(status: &Status, line: Line<'_>) {
     if let Some(DockerStatus { events, reason, since }) = &status.docker {
         let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
         line("Docker", &format!("events {events} since {since}{reason}"));
@@ -122,21 +150,6 @@ pub(super) fn status(status: &Status) -> String {
             line("Gateways", &other_gateways(&own.gateways));
         }
     }
-    for warning in &status.warnings {
-        line("Warning", warning);
-    }
-    let missing: Vec<_> =
-        status.offloads.iter().filter(|(_, works)| !**works).map(|(n, _)| n.as_str()).collect();
-    let offloads =
-        if missing.is_empty() { "all".into() } else { format!("without {}", missing.join(", ")) };
-    line("Offloads", &offloads);
-    let hardening = status.hardening.iter().map(|(means, state)| format!("{means} {state}"));
-    let hardening = hardening.collect::<Vec<_>>().join(", ");
-    if !hardening.is_empty() {
-        line("Hardening", &hardening);
-    }
-    line("Addresses", &ipam_line(&status.ipam));
-    text
 }
 
 pub(super) fn workers(workers: &Workers) -> String {
