@@ -32,6 +32,8 @@ pub(crate) struct Container {
     pub(crate) state: State,
     #[serde(default)]
     host_config: HostConfig,
+    #[serde(default)]
+    network_settings: Option<NetworkSettings>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -53,6 +55,13 @@ struct HostConfig {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct NetworkSettings {
+    #[serde(default)]
+    sandbox_key: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
 struct Refusal {
     message: String,
 }
@@ -65,6 +74,12 @@ impl Container {
 
     pub(crate) fn uses_host_network(&self) -> bool {
         self.host_config.network_mode == "host"
+    }
+
+    /// The engine's own name for the network namespace, if it has one.
+    pub(crate) fn engine_key(&self) -> Option<&str> {
+        let key = self.network_settings.as_ref()?.sandbox_key.as_deref();
+        key.filter(|key| !key.is_empty())
     }
 
     /// Docker's word for the state, for error texts.

@@ -76,6 +76,9 @@ pub struct Sandbox {
     pub device: u64,
     /// Inode of the namespace's file. The kernel may reuse it after the namespace has ended.
     pub inode: u64,
+    /// The name that Docker's engine has for the namespace (`SandboxKey`). A network driver is told this alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine_key: Option<String>,
 }
 
 /// Resolves `reference`. A prefix `docker:`, `netns:`, `pid:` or `path:` selects that kind only. A
@@ -131,6 +134,17 @@ pub async fn resolve(reference: &str, options: &ResolveOptions) -> Result<Sandbo
         netns_dir: options.netns_dir.clone(),
         docker,
     })
+}
+
+impl Sandbox {
+    /// Whether both are one namespace, as the kernel or Docker's engine names it.
+    #[must_use]
+    pub fn is_same_namespace(&self, other: &Self) -> bool {
+        let file = |it: &Self| (it.inode != 0).then_some((it.device, it.inode));
+        let same = |one: Option<_>, other: Option<_>| one.is_some() && one == other;
+        same(file(self), file(other))
+            || (self.engine_key.is_some() && self.engine_key == other.engine_key)
+    }
 }
 
 /// Device and inode of a file, as this process sees it.
@@ -199,6 +213,7 @@ impl Lookup<'_> {
             id: format!("docker:{}", container.id),
             name: name.clone(),
             kind: SandboxKind::Docker,
+            engine_key: container.engine_key().map(str::to_owned),
             ..sandbox
         })
     }
@@ -228,6 +243,7 @@ impl Lookup<'_> {
             pid_start: Some(pid_start),
             device,
             inode,
+            engine_key: None,
         })
     }
 
@@ -251,6 +267,7 @@ impl Lookup<'_> {
             pid_start: None,
             device,
             inode,
+            engine_key: None,
         }))
     }
 
@@ -273,6 +290,7 @@ impl Lookup<'_> {
             pid_start: None,
             device,
             inode,
+            engine_key: None,
         })
     }
 

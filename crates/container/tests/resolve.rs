@@ -184,6 +184,14 @@ async fn a_docker_container_is_found_by_name_and_by_id() {
     assert_eq!((pid, namespace), (Some(process.pid()), process.namespace()));
     assert_eq!(Some(number), inode(&process.namespace()));
     assert!(found.iter().all(|sandbox| *sandbox == found[0]));
+    // Its engine's own name for the namespace, and the kernel's, each tell that it is the same.
+    let key = "/var/run/docker/netns/77".to_owned();
+    assert_eq!(found[0].engine_key, Some(key));
+    let by_pid = resolve(&format!("pid:{}", process.pid()), &options).await.unwrap();
+    let named = Sandbox { device: 0, inode: 0, ..found[0].clone() };
+    assert!(found[0].is_same_namespace(&by_pid) && found[0].is_same_namespace(&named));
+    let nowhere = Sandbox { engine_key: None, ..named.clone() };
+    assert!(!nowhere.is_same_namespace(&nowhere) && !named.is_same_namespace(&by_pid));
     assert_eq!(resolve(&id, &options).await.unwrap(), found[0], "a key can be resolved again");
 }
 

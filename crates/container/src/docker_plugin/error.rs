@@ -194,6 +194,15 @@ pub enum PluginError {
         /// The one that it is to join.
         second: NetworkName,
     },
+    /// A container on two networks of Docker's that are one of Weft's.
+    #[error(
+        "the container is on network {network} of Weft's already, by another network of Docker's: \
+         take it off that one first (docker network disconnect)"
+    )]
+    SameNetwork {
+        /// Weft's network.
+        network: NetworkName,
+    },
     /// An endpoint that Weft has no record of.
     #[error(
         "Weft has no record of endpoint {endpoint}: take the container off the network \

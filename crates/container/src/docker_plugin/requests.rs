@@ -61,6 +61,8 @@ pub struct LinkRequest {
     pub mac: Mac,
     /// The container's addresses with the length of their subnet's prefix.
     pub addresses: Vec<IpNet>,
+    /// The engine's name for the container's namespace; empty if it told none.
+    pub sandbox: String,
 }
 
 /// A link that is ready to be moved into a container.

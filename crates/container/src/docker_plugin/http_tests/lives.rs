@@ -198,6 +198,9 @@ async fn two_halves_that_name_two_networks_are_refused() {
     let beside = Run { endpoint: "e3", sandbox: "e1", ..Run::default() };
     let error = docker.run(&blog, beside.clone()).await.unwrap_err();
     assert!(error.contains("on network shop already") && error.contains("network blog"), "{error}");
+    let twice = Run { endpoint: "e5", sandbox: "e1", ..Run::default() };
+    let error = docker.run(&network, twice).await.unwrap_err();
+    assert!(error.contains("network shop of Weft's already, by another"), "{error}");
     docker.stop(&one).await;
     let moved = docker.run(&blog, beside).await.unwrap();
     let one = docker.run(&network, Run { endpoint: "e4", ..Run::default() }).await.unwrap();

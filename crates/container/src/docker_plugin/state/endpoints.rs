@@ -160,12 +160,13 @@ impl State {
         let id = endpoint_id(request)?;
         let (endpoint, network) = self.find(request)?;
         let sandbox = sandbox_key(request)?;
-        self.check_apart(endpoint, &network, &sandbox)?;
+        self.check_apart((&id, endpoint), &network, &sandbox)?;
         let link = LinkRequest {
             endpoint: id.clone(),
             network,
             mac: endpoint.mac,
             addresses: endpoint.addresses.clone(),
+            sandbox: sandbox.clone(),
         };
         // A second Join must not remove the link of the first when it fails.
         let fresh = endpoint.phase == Phase::Created;
@@ -174,11 +175,11 @@ impl State {
         Ok(Step::act(Action::PrepareLink(link), Work::Join(work)))
     }
 
-    /// Refuses a container whose other network of Weft's leads to the same addresses: it would reach them on one of
-    /// the two.
+    /// Refuses a container whose other network of Docker's is the same one of Weft's, or leads to the same addresses:
+    /// it would reach them on one of the two.
     fn check_apart(
         &self,
-        new: &Endpoint,
+        (id, new): (&str, &Endpoint),
         network: &NetworkName,
         sandbox: &str,
     ) -> Result<(), PluginError> {
@@ -187,19 +188,25 @@ impl State {
         let overlaps = |other: &Endpoint| {
             other.addresses.iter().any(|it| new.addresses.iter().any(|net| overlap(it, net)))
         };
-        let is_beside = |other: &&Endpoint| {
-            other.phase == Phase::Joined && !sandbox.is_empty() && other.sandbox == sandbox
+        let is_beside = |(other_id, other): &(&String, &Endpoint)| {
+            other.phase == Phase::Joined
+                && !sandbox.is_empty()
+                && other.sandbox == sandbox
+                && *other_id != id
         };
-        let name = |other: &Endpoint| self.networks.get(&other.network).map(|it| &it.name);
-        let others = self.endpoints.values().filter(is_beside).filter(|it| overlaps(it));
-        let mut others = others.filter_map(name);
-        match others.find(|other| *other != network) {
-            Some(other) => {
-                let (first, second) = (other.clone(), network.clone());
-                Err(PluginError::Overlap { first, second })
+        for (_, other) in self.endpoints.iter().filter(is_beside) {
+            let Some(first) = self.networks.get(&other.network).map(|it| &it.name) else {
+                continue;
+            };
+            if first == network {
+                return Err(PluginError::SameNetwork { network: network.clone() });
             }
-            None => Ok(()),
+            if overlaps(other) {
+                let (first, second) = (first.clone(), network.clone());
+                return Err(PluginError::Overlap { first, second });
+            }
         }
+        Ok(())
     }
 
     pub(super) fn joined(

@@ -53,6 +53,7 @@ impl Attachments {
             pid_start: None,
             device: namespace.device,
             inode: namespace.inode,
+            engine_key: None,
         };
         self.open_way_out(&mut inner, &network, &wishes).await?;
         let wanted = Wanted {

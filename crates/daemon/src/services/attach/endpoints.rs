@@ -1,7 +1,7 @@
 //! Endpoints of Docker's networks: veth pairs that the engine moves into containers and sets up.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use weft_container::docker_plugin::{LinkRequest, ListedNetwork, Listing, NetworkName};
 use weft_container::{Sandbox, SandboxKind};
@@ -9,6 +9,7 @@ use weft_kernel::engine::SwitchKind;
 use weft_kernel::{AttachSpec, KernelError};
 
 use super::error::AttachError;
+use super::look;
 use super::maker::{Maker, docker_id};
 use super::names::{fit_aliases, printable};
 use super::wanted::Wanted;
@@ -50,7 +51,7 @@ impl Attachments {
     ) -> Result<(String, u16), AttachError> {
         self.wait_restored().await;
         let mut inner = self.lock_for_request().await?;
-        let LinkRequest { endpoint, mac, addresses, .. } = request;
+        let LinkRequest { endpoint, mac, addresses, sandbox: key, .. } = request;
         let id = docker_id(&endpoint);
         let before = inner.saved.get(&id).cloned();
         let name: String = endpoint.chars().take(SHOWN_DIGITS).collect();
@@ -58,7 +59,7 @@ impl Attachments {
         let wanted = Wanted {
             id: id.clone(),
             network,
-            sandbox: nowhere(id.clone(), name.clone()),
+            sandbox: in_engine(nowhere(id.clone(), name.clone()), key),
             maker: Maker::Docker { endpoint },
             aliases: Vec::new(),
             name,
@@ -72,6 +73,7 @@ impl Attachments {
             allow_macs: false,
         };
         let saved = self.describe(wanted, addresses, before.as_ref());
+        inner.check_apart(&saved)?;
         // Stored first, so that the pair of a daemon that was killed is found again.
         inner.saved.insert(id.clone(), saved.clone());
         let made = match self.saving.save(inner.saved.clone()).await {
@@ -215,6 +217,15 @@ impl Attachments {
     }
 }
 
+/// The same where Docker's engine has a name for the namespace. That may be a file which this process sees.
+fn in_engine(sandbox: Sandbox, key: String) -> Sandbox {
+    if key.is_empty() {
+        return sandbox;
+    }
+    let (device, inode) = look::identify(Path::new(&key)).unwrap_or_default();
+    Sandbox { device, inode, engine_key: Some(key), ..sandbox }
+}
+
 /// The place of an attachment without a namespace that Weft looks into.
 pub(super) fn nowhere(id: String, name: String) -> Sandbox {
     Sandbox {
@@ -226,6 +237,7 @@ pub(super) fn nowhere(id: String, name: String) -> Sandbox {
         pid_start: None,
         device: 0,
         inode: 0,
+        engine_key: None,
     }
 }
 

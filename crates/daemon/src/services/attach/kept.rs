@@ -283,7 +283,10 @@ impl Attachments {
         let before = saved.attachment.clone();
         let mut saved = saved.clone();
         saved.found_again(found);
-        self.plug_in_or_say(&mut saved).await;
+        match inner.check_apart(&saved) {
+            Ok(()) => self.plug_in_or_say(&mut saved).await,
+            Err(error) => self.say_out(&mut saved, error.to_string()).await,
+        }
         if saved.is_attached() {
             inner.retries.forget(id);
             tokio::spawn(announce(self.kernel.clone(), saved.vni(), spec_of(&saved)));
@@ -310,16 +313,18 @@ impl Attachments {
                 saved.set_out(GONE, reason);
                 self.withdraw(saved).await;
             }
-            Err(error) => {
-                let reason = error.to_string();
-                if saved.attachment.reason.as_ref() != Some(&reason) {
-                    let container = &saved.attachment.name;
-                    tracing::warn!(container, reason, "not attached; trying again");
-                }
-                saved.set_out(FAILED, reason);
-                self.withdraw(saved).await;
-            }
+            Err(error) => self.say_out(saved, error.to_string()).await,
         }
+    }
+
+    /// Records why a container that runs is not attached.
+    pub(super) async fn say_out(&self, saved: &mut Saved, reason: String) {
+        if saved.attachment.reason.as_ref() != Some(&reason) {
+            let container = &saved.attachment.name;
+            tracing::warn!(container, reason, "not attached; trying again");
+        }
+        saved.set_out(FAILED, reason);
+        self.withdraw(saved).await;
     }
 }
 

@@ -232,19 +232,24 @@ impl Attachments {
                 return;
             }
             // A container restarted meanwhile has another namespace under the same key.
+            let mut apart = Ok(());
             if !saved.is_alive()
                 && saved.may_come_back()
                 && let Ok(found) = weft_container::resolve(&saved.sandbox.id, &self.resolve).await
                 && found.id == saved.sandbox.id
             {
                 saved.found_again(found);
+                apart = inner.check_apart(&saved);
             }
             if !saved.is_alive() {
                 tracing::info!(container = %saved.attachment.name, "its network namespace is gone");
                 self.keep(&mut inner, &id).await;
                 continue;
             }
-            self.plug_in_or_say(&mut saved).await;
+            match apart {
+                Ok(()) => self.plug_in_or_say(&mut saved).await,
+                Err(error) => self.say_out(&mut saved, error.to_string()).await,
+            }
             if saved.is_attached() {
                 tracing::info!(container = %saved.attachment.name, "attachment restored");
             }

@@ -225,16 +225,30 @@ impl Inner {
         Err(ApiError::new(ErrorKind::Conflict, text).into())
     }
 
-    /// Refuses a container whose other network leads to the same addresses: it would reach them on one of the two.
-    fn check_apart(&self, new: &Saved) -> Result<(), AttachError> {
-        let place = |saved: &Saved| (saved.sandbox.device, saved.sandbox.inode);
+    /// Refuses a container that another face has attached to the network, or whose other network leads to the same
+    /// addresses: it would reach them on one of the two. Docker's plugin itself compares Docker's networks, and knows
+    /// first which one a container has left.
+    pub(super) fn check_apart(&self, new: &Saved) -> Result<(), AttachError> {
         let is_beside = |saved: &&Saved| {
-            new.maker.has_namespace()
-                && saved.maker.has_namespace()
-                && place(saved) == place(new)
-                && saved.vni() != new.vni()
-                && saved.is_attached()
+            saved.is_attached()
+                && saved.attachment.id != new.attachment.id
+                && !(saved.maker.is_docker() && new.maker.is_docker())
+                && saved.sandbox.is_same_namespace(&new.sandbox)
         };
+        let name = match new.maker.is_docker() {
+            true => "the container",
+            false => &new.attachment.name,
+        };
+        let conflict = |text: String| Err(ApiError::new(ErrorKind::Conflict, text).into());
+        let is_same =
+            |saved: &&Saved| saved.vni() == new.vni() && saved.maker.name() != new.maker.name();
+        if let Some(other) = self.saved.values().filter(is_beside).find(is_same) {
+            let (maker, remedy) = (other.maker.name(), other.maker.remedy());
+            let network = &other.attachment.network;
+            return conflict(format!(
+                "{name} is on network {network} already, attached by {maker}: {remedy} first"
+            ));
+        }
         let nets = |saved: &Saved| saved.attachment.addresses.clone();
         let overlaps = |saved: &Saved| {
             let (own, others) = (nets(new), nets(saved));
@@ -242,14 +256,13 @@ impl Inner {
                 others.iter().any(|it| it.contains(&net.network()) || net.contains(&it.network()))
             })
         };
-        let Some(other) = self.saved.values().filter(is_beside).find(|it| overlaps(it)) else {
+        let mut others = self.saved.values().filter(is_beside);
+        let Some(other) = others.find(|it| it.vni() != new.vni() && overlaps(it)) else {
             return Ok(());
         };
-        let (name, first) = (&new.attachment.name, &other.attachment.network);
-        let second = &new.attachment.network;
-        let text = format!(
+        let (first, second) = (&other.attachment.network, &new.attachment.network);
+        conflict(format!(
             "{name} is on network {first} already, whose addresses overlap with those of network {second}: create one of them with another --subnet"
-        );
-        Err(ApiError::new(ErrorKind::Conflict, text).into())
+        ))
     }
 }
