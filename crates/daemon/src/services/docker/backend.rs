@@ -151,6 +151,12 @@ impl DaemonBackend {
             {
                 return Ok(address);
             }
+            // No container ever has such an address, so that it needs no owner.
+            Err(AttachError::Address(AddressError::NotMapped { address, .. }))
+                if request.shared =>
+            {
+                return Ok(address);
+            }
             Err(error) => return Err(refusal(error, request)),
         };
         let is_v6 = request.range.addr().is_ipv6();
