@@ -199,7 +199,8 @@ pub(super) struct Args {
     pub(super) owner: Owner,
 }
 
-/// The pod or container as its users know it. Podman gives its container's name as a pod's.
+/// The pod or container as its users know it. Podman gives its container's name as a pod's, and nerdctl its container's
+/// host name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     /// The pod's name.
@@ -221,6 +222,7 @@ fn parse_args(text: &str) -> Result<Args, CniError> {
         return Err(invalid(&format!("more than {ARGS_PAIRS_MAX} pairs")));
     }
     let (mut args, mut unknown, mut ignore) = (Args::default(), None, false);
+    let mut hostname = None;
     for pair in pairs {
         let Some((key, value)) = pair.split_once('=') else {
             return Err(invalid(&format!("{pair:?} is no KEY=VALUE")));
@@ -247,9 +249,11 @@ fn parse_args(text: &str) -> Result<Args, CniError> {
             "K8S_POD_NAMESPACE" => args.owner.namespace = text(),
             "K8S_POD_UID" => args.owner.uid = text(),
             "K8S_POD_INFRA_CONTAINER_ID" => {}
+            "NERDCTL_CNI_DHCP_HOSTNAME" => hostname = text(),
             _ => unknown = unknown.or(Some(key)),
         }
     }
+    args.owner.name = args.owner.name.take().or(hostname);
     match unknown {
         Some(key) if !ignore => {
             Err(invalid(&format!("unknown key {key:?}; add IgnoreUnknown=1 to ignore it")))

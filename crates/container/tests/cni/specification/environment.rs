@@ -94,6 +94,13 @@ fn optional_variables() -> Vec<Row> {
             ..row("kubelet's arguments name the pod", ALL, "ADD")
         },
         Row {
+            variables: &[("CNI_ARGS", "IgnoreUnknown=1;NERDCTL_CNI_DHCP_HOSTNAME=web")],
+            wanted: Success(|run, _| {
+                assert_eq!(run.attach().wishes.owner.name.as_deref(), Some("web"));
+            }),
+            ..row("nerdctl tells the host name", ALL, "ADD")
+        },
+        Row {
             variables: &[("CNI_PATH", ""), ("CNI_ARGS", "")],
             ..row("path and arguments are optional", ALL, "ADD")
         },
