@@ -9,11 +9,26 @@ use weft_bench::sandbox::{Host, Programs, Running, Sandbox};
 
 use crate::inside::Inside;
 use crate::packages::unpacked;
+use crate::vm::run;
 
 /// containerd with all that it runs.
 const PACKAGES: [&str; 3] = ["containerd", "runc", "busybox-static"];
 /// How long it may take to start.
 const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// The image of all containers, and of a pod's own sleeper: busybox alone.
+pub const IMAGE: &str = "docker.io/library/busybox:lab";
+
+/// Makes an image's archive out of its one layer. Its arguments: the directory of `root.tar`, and the image's name.
+const MAKE: &str = r#"cd "$1"
+layer=$(sha256sum root.tar | cut -d ' ' -f 1)
+cat >config.json <<END
+{"architecture":"$(dpkg --print-architecture)","os":"linux","config":{"Cmd":["/bin/sleep","infinity"]},
+ "rootfs":{"type":"layers","diff_ids":["sha256:$layer"]}}
+END
+echo "[{\"Config\":\"config.json\",\"RepoTags\":[\"$2\"],\"Layers\":[\"root.tar\"]}]" >manifest.json
+tar -cf image.tar manifest.json config.json root.tar
+"#;
 
 /// Becomes containerd. Root of a lab may be unable to lower `oom_score_adj`.
 const START: &str = r#"mkdir -p /etc/containerd
@@ -45,7 +60,14 @@ impl Containerd {
     /// # Errors
     /// A program is missing, or it does not start.
     pub fn start(sandbox: &Sandbox, host: &Host) -> anyhow::Result<Self> {
-        let programs = unpacked(&PACKAGES)?;
+        Self::start_with(unpacked(&PACKAGES)?, sandbox, host)
+    }
+
+    /// Starts another containerd than Debian's.
+    ///
+    /// # Errors
+    /// As [`Containerd::start`].
+    pub fn start_with(programs: Programs, sandbox: &Sandbox, host: &Host) -> anyhow::Result<Self> {
         let directory = sandbox.directory().join(format!("containerd-{}", host.index()));
         make_directories(&directory, &["data"])?;
         pack(&programs, &directory.join("root"), &directory.join("root.tar"))?;
@@ -82,6 +104,17 @@ impl Containerd {
         self.inside().exec(words)
     }
 
+    /// Gives one of containerd's name spaces the image of all containers.
+    ///
+    /// # Errors
+    /// It cannot be made or imported.
+    pub fn import(&self, name_space: &str) -> anyhow::Result<()> {
+        let place = self.directory.to_string_lossy();
+        run(Command::new("sh").args(["-ec", MAKE, "sh", &place, IMAGE]))?;
+        let archive = self.directory.join("image.tar").to_string_lossy().into_owned();
+        self.ctr_of(name_space, &["images", "import", &archive]).map(drop)
+    }
+
     /// Runs `ctr` with these words.
     ///
     /// # Errors
@@ -104,6 +137,12 @@ impl Containerd {
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// The socket of this containerd.
+    #[must_use]
+    pub fn socket(&self) -> String {
+        self.directory.join("containerd.sock").to_string_lossy().into_owned()
     }
 
     /// The control group that goes with the sandbox.

@@ -1,28 +1,12 @@
 //! Pods as Kubernetes has them: `crictl` asks a containerd of the lab by the Container Runtime Interface.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::Context;
 use serde_json::{Value, json};
 use weft::doctor::find_program;
 
-use crate::containerd::Containerd;
-use crate::vm::run;
-
-/// The image of all containers, and of a pod's own sleeper: busybox alone.
-pub const IMAGE: &str = "docker.io/library/busybox:lab";
-
-/// Makes an image's archive out of its one layer. Its arguments: the directory of `root.tar`, and the image's name.
-const MAKE: &str = r#"cd "$1"
-layer=$(sha256sum root.tar | cut -d ' ' -f 1)
-cat >config.json <<END
-{"architecture":"$(dpkg --print-architecture)","os":"linux","config":{"Cmd":["/bin/sleep","infinity"]},
- "rootfs":{"type":"layers","diff_ids":["sha256:$layer"]}}
-END
-echo "[{\"Config\":\"config.json\",\"RepoTags\":[\"$2\"],\"Layers\":[\"root.tar\"]}]" >manifest.json
-tar -cf image.tar manifest.json config.json root.tar
-"#;
+use crate::containerd::{Containerd, IMAGE};
 
 /// The side of a containerd that Kubernetes asks. Its pods end with it.
 pub struct Cri<'a> {
@@ -48,9 +32,7 @@ impl<'a> Cri<'a> {
         let program = find_program("crictl").context("crictl is not in PATH")?;
         let directory = containerd.directory().to_owned();
         let place = directory.to_string_lossy().into_owned();
-        run(Command::new("sh").args(["-ec", MAKE, "sh", &place, IMAGE]))?;
-        let archive = directory.join("image.tar").to_string_lossy().into_owned();
-        containerd.ctr_of("k8s.io", &["images", "import", &archive])?;
+        containerd.import("k8s.io")?;
         let socket = format!("unix://{place}/containerd.sock");
         let program = program.to_string_lossy().into_owned();
         let words = ["--config", "/dev/null", "--runtime-endpoint", &socket].map(str::to_owned);

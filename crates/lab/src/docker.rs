@@ -1,12 +1,14 @@
-//! Docker engines of Debian's packages on hosts of the lab.
+//! Docker engines on hosts of the lab: those of Debian's packages, and the newest.
 
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
+use weft_bench::comparison::install::LeftOut;
 use weft_bench::sandbox::docker::PACKAGES;
 pub use weft_bench::sandbox::docker::{Engine, IMAGE};
 use weft_bench::sandbox::{Host, Programs, Sandbox, SandboxOptions, try_wait_until};
 
+use crate::go;
 use crate::net::Lab;
 use crate::packages::unpacked;
 
@@ -15,28 +17,69 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// The limit of each wait.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The programs of an engine.
+/// Which engines a lab has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Release {
+    /// Those of Debian's packages.
+    Debian,
+    /// Docker 29: [`go::docker`].
+    Newest,
+}
+
+impl Release {
+    /// The programs of an engine.
+    ///
+    /// # Errors
+    /// They cannot be fetched or built.
+    pub fn programs(self) -> anyhow::Result<Programs> {
+        match self {
+            Self::Debian => unpacked(&PACKAGES),
+            Self::Newest => go::docker().map_err(|LeftOut(why)| anyhow!(why)),
+        }
+    }
+}
+
+/// Runs a scenario with Docker 29, or says why it is left out.
 ///
 /// # Errors
-/// A package cannot be fetched.
-pub fn programs() -> anyhow::Result<Programs> {
-    unpacked(&PACKAGES)
+/// Those of the scenario.
+pub fn with_newest(scenario: impl FnOnce(Release) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    go::with("Docker 29", go::docker(), |_| scenario(Release::Newest))
+}
+
+/// Makes two tests of each scenario: with Debian's engines, and with Docker 29.
+#[macro_export]
+macro_rules! with_each_docker {
+    ($($scenario:ident),+ $(,)?) => {
+        mod debian {
+            $(#[test]
+            fn $scenario() -> anyhow::Result<()> {
+                super::$scenario($crate::docker::Release::Debian)
+            })+
+        }
+        mod docker_29 {
+            $(#[test]
+            fn $scenario() -> anyhow::Result<()> {
+                $crate::docker::with_newest(super::$scenario)
+            })+
+        }
+    };
 }
 
 /// Starts an engine on a host and waits until it answers.
 ///
 /// # Errors
-/// As [`programs`], or the engine does not start.
-pub fn start(sandbox: &Sandbox, host: &Host) -> anyhow::Result<Engine> {
-    Ok(Engine::start(sandbox, host, programs()?, START_LIMIT)?)
+/// As [`Release::programs`], or the engine does not start.
+pub fn start(release: Release, sandbox: &Sandbox, host: &Host) -> anyhow::Result<Engine> {
+    Ok(Engine::start(sandbox, host, release.programs()?, START_LIMIT)?)
 }
 
 /// As [`start`], for `weft attach`: see [`Engine::start_open`].
 ///
 /// # Errors
 /// As [`start`].
-pub fn start_open(sandbox: &Sandbox, host: &Host) -> anyhow::Result<Engine> {
-    Ok(Engine::start_open(sandbox, host, programs()?, START_LIMIT)?)
+pub fn start_open(release: Release, sandbox: &Sandbox, host: &Host) -> anyhow::Result<Engine> {
+    Ok(Engine::start_open(sandbox, host, release.programs()?, START_LIMIT)?)
 }
 
 /// Launches Weft on a host that has an engine, or will have one.
@@ -62,9 +105,9 @@ impl Docked {
     ///
     /// # Errors
     /// As [`start`], or a daemon does not start.
-    pub fn start() -> anyhow::Result<Self> {
+    pub fn start(release: Release) -> anyhow::Result<Self> {
         let lab = launched()?;
-        let engine = |index| start(&lab.sandbox, lab.host(index));
+        let engine = |index| start(release, &lab.sandbox, lab.host(index));
         let engines = [engine(0)?, engine(1)?];
         Ok(Self { engines, lab })
     }

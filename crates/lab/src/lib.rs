@@ -12,7 +12,12 @@ pub mod cri;
 pub mod docker;
 
 pub mod documents;
+
+pub mod go;
+
 pub mod inside;
+
+pub mod nerdctl;
 
 pub mod net;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use weft_bench::sandbox::{Host, try_wait_until};
 use weft_lab::compose::Compose;
-use weft_lab::docker::{Docked, Engine, IMAGE, ping};
+use weft_lab::docker::{Docked, Engine, IMAGE, Release, ping};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const PAGE: &str = include_str!("../../../docs/docker.md");
@@ -84,7 +84,7 @@ fn networks(engine: &Engine) -> anyhow::Result<String> {
 
 #[test]
 fn a_network_of_compose_spans_two_hosts_and_goes_with_the_project() -> anyhow::Result<()> {
-    let docked = Docked::start()?;
+    let docked = Docked::start(Release::Debian)?;
     docked.wait_ready_network()?;
     up_and_down(&docked, &file_of_page("driver: weft")?, "front_shop", "shop")?;
     for engine in &docked.engines {
@@ -103,7 +103,7 @@ fn a_network_of_compose_spans_two_hosts_and_goes_with_the_project() -> anyhow::R
 
 #[test]
 fn a_project_uses_the_ready_network_and_leaves_it() -> anyhow::Result<()> {
-    let docked = Docked::start()?;
+    let docked = Docked::start(Release::Debian)?;
     docked.wait_ready_network()?;
     up_and_down(&docked, &file_of_page("external: true")?, "weft", "weft")?;
     for engine in &docked.engines {

@@ -7,14 +7,24 @@ use anyhow::ensure;
 use serde_json::json;
 use weft_bench::demo;
 use weft_bench::sandbox::{Sandbox, SandboxOptions, try_wait_until};
-use weft_lab::docker::{self, Docked, Engine, IMAGE, launch, ping};
+use weft_lab::docker::{Docked, Engine, IMAGE, Release, launch, ping};
 use weft_lab::net::Lab;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-#[test]
-fn containers_of_two_engines_share_the_ready_network() -> anyhow::Result<()> {
-    let docked = Docked::start()?;
+weft_lab::with_each_docker! {
+    a_container_has_an_ipv6_address_that_its_user_chose_and_publishes_a_port,
+    a_container_is_on_no_two_networks_whose_addresses_overlap,
+    an_internal_network_of_docker_is_one_of_weft_on_each_host,
+    containers_of_two_engines_share_the_ready_network,
+    containers_outlive_a_daemon_that_stops_or_is_killed,
+    containers_that_always_restart_come_back_after_a_crash_of_the_host,
+    many_containers_at_once_leave_nothing,
+    networks_of_docker_are_those_of_weft,
+}
+
+fn containers_of_two_engines_share_the_ready_network(release: Release) -> anyhow::Result<()> {
+    let docked = Docked::start(release)?;
     let [one, two] = &docked.engines;
     // Docker's own IPAM driver would give the same addresses on every host.
     let text = one.refused(&["network", "create", "-d", "weft", "wrong"])?;
@@ -72,9 +82,44 @@ fn containers_of_two_engines_share_the_ready_network() -> anyhow::Result<()> {
     docked.wait_clean(LIMIT)
 }
 
-#[test]
-fn containers_outlive_a_daemon_that_stops_or_is_killed() -> anyhow::Result<()> {
-    let docked = Docked::start()?;
+fn a_container_has_an_ipv6_address_that_its_user_chose_and_publishes_a_port(
+    release: Release,
+) -> anyhow::Result<()> {
+    let docked = Docked::start(release)?;
+    docked.wait_ready_network()?;
+    let [one, two] = &docked.engines;
+    let of_weft = ["network", "create", "-d", "weft", "--ipam-driver", "weft", "--ipv6"];
+    let ranges = ["--subnet", "10.9.0.0/24", "--subnet", "fd00:9::/64"];
+    docked.both(&[&of_weft[..], &ranges, &["-o", "network=six", "six"]].concat())?;
+    let run = ["run", "-d", "--network", "six", "--name"];
+    let chosen = ["--ip6", "fd00:9::a09:9", "--publish", "8080:80"];
+    let serve = [IMAGE, "httpd", "-f", "-p", "80", "-h", "/etc"];
+    one.run(&[&run[..], &["web"], &chosen, &serve].concat())?;
+    two.run(&[&run[..], &["db", IMAGE, "sleep", "1000"]].concat())?;
+    let shown = &one.inspect("web")?["NetworkSettings"]["Networks"]["six"];
+    ensure!(shown["GlobalIPv6Address"] == "fd00:9::a09:9", "{shown}");
+    ping(two, "db", "fd00:9::a09:9")?;
+    ping(two, "db", &one.address("web", "six")?)?;
+    let late = [&run[..], &["late"], &chosen[..2], &[IMAGE, "true"]].concat();
+    let taken = two.refused(&late)?;
+    ensure!(taken.contains("fd00:9::a09:9 is in use"), "{taken}");
+
+    // Docker publishes the port by its own network, for hosts outside.
+    let url = format!("http://{}:8080/passwd", docked.lab.host(0).ipv4());
+    try_wait_until("the published port", LIMIT, || {
+        let words = ["curl", "-sS", "--max-time", "2", &url];
+        let fetched = docked.lab.host(1).netns().exec(&words);
+        Ok(fetched.is_ok_and(|it| it.stdout.contains("root")))
+    })?;
+
+    one.run(&["rm", "-f", "web"])?;
+    two.run(&["rm", "-f", "db", "late"])?;
+    docked.both(&["network", "rm", "six", "weft"])?;
+    docked.wait_clean(LIMIT)
+}
+
+fn containers_outlive_a_daemon_that_stops_or_is_killed(release: Release) -> anyhow::Result<()> {
+    let docked = Docked::start(release)?;
     let [one, two] = &docked.engines;
     docked.wait_ready_network()?;
     let run = ["run", "-d", "--network", "weft", "--name"];
@@ -114,9 +159,10 @@ fn containers_outlive_a_daemon_that_stops_or_is_killed() -> anyhow::Result<()> {
     docked.wait_clean(Duration::from_secs(150))
 }
 
-#[test]
-fn containers_that_always_restart_come_back_after_a_crash_of_the_host() -> anyhow::Result<()> {
-    let docked = Docked::start()?;
+fn containers_that_always_restart_come_back_after_a_crash_of_the_host(
+    release: Release,
+) -> anyhow::Result<()> {
+    let docked = Docked::start(release)?;
     docked.wait_ready_network()?;
     let run = ["run", "-d", "--network", "weft", "--restart", "always", "--name"];
     docked.engines[0].run(&[&run[..], &["web", IMAGE, "sleep", "1000"]].concat())?;
@@ -158,10 +204,9 @@ fn containers_that_always_restart_come_back_after_a_crash_of_the_host() -> anyho
     docked.wait_clean(Duration::from_secs(150))
 }
 
-#[test]
-fn many_containers_at_once_leave_nothing() -> anyhow::Result<()> {
-    const CONTAINERS: usize = 30;
-    let docked = Docked::start()?;
+fn many_containers_at_once_leave_nothing(release: Release) -> anyhow::Result<()> {
+    const CONTAINERS: usize = 50;
+    let docked = Docked::start(release)?;
     let [one, _] = &docked.engines;
     docked.wait_ready_network()?;
     std::thread::scope(|scope| {
@@ -190,9 +235,8 @@ fn many_containers_at_once_leave_nothing() -> anyhow::Result<()> {
     docked.wait_clean(LIMIT)
 }
 
-#[test]
-fn networks_of_docker_are_those_of_weft() -> anyhow::Result<()> {
-    let docked = Docked::start()?;
+fn networks_of_docker_are_those_of_weft(release: Release) -> anyhow::Result<()> {
+    let docked = Docked::start(release)?;
     docked.wait_ready_network()?;
     let [one, two] = &docked.engines;
     // One that takes addresses from the range of `weft`, one with a range that follows from its name, and one with a
@@ -270,9 +314,10 @@ fn wait_one_network(docked: &Docked) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_container_is_on_no_two_networks_whose_addresses_overlap() -> anyhow::Result<()> {
-    let docked = Docked::start()?;
+fn a_container_is_on_no_two_networks_whose_addresses_overlap(
+    release: Release,
+) -> anyhow::Result<()> {
+    let docked = Docked::start(release)?;
     let [one, _] = &docked.engines;
     let of_weft = ["network", "create", "-d", "weft", "--ipam-driver", "weft"];
     let same = ["--subnet", "10.9.0.0/24"];
@@ -304,9 +349,10 @@ fn a_container_is_on_no_two_networks_whose_addresses_overlap() -> anyhow::Result
     Ok(())
 }
 
-#[test]
-fn an_internal_network_of_docker_is_one_of_weft_on_each_host() -> anyhow::Result<()> {
-    let docked = Docked::start()?;
+fn an_internal_network_of_docker_is_one_of_weft_on_each_host(
+    release: Release,
+) -> anyhow::Result<()> {
+    let docked = Docked::start(release)?;
     let [one, two] = &docked.engines;
     let of_weft = ["network", "create", "-d", "weft", "--ipam-driver", "weft"];
     let shut = ["--ipam-opt", "network=shut", "-o", "network=shut", "shut"];
@@ -349,7 +395,7 @@ fn the_demo_shows_containers_that_know_each_other_by_name() -> anyhow::Result<()
     let lab = Lab { sandbox: Sandbox::new(&SandboxOptions::default())? };
     demo::docker::launch_all(&lab.sandbox, true)?;
     lab.wait_active()?;
-    ensure!(demo::docker::show(&lab.sandbox, Ok(docker::programs()?))?, "it was left out");
+    ensure!(demo::docker::show(&lab.sandbox, Ok(Release::Debian.programs()?))?, "it was left out");
     // Nothing of it is in the status and the figures that follow.
     for host in lab.sandbox.hosts() {
         let attached = host.weft_json(&["ps"])?;

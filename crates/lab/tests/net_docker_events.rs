@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use weft_bench::sandbox::{Container, Host, try_wait_until};
-use weft_lab::docker::{self, Docked, Engine, IMAGE, launched, ping, wait_events};
+use weft_lab::docker::{self, Docked, Engine, IMAGE, Release, launched, ping, wait_events};
 use weft_lab::net::wait_ping;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -15,6 +15,11 @@ const LIMIT: Duration = Duration::from_secs(20);
 const SEEN_LIMIT: Duration = Duration::from_secs(8);
 /// A container stays away so long that the daemon looks for it only every 16 s.
 const AWAY: Duration = Duration::from_secs(16);
+
+weft_lab::with_each_docker! {
+    a_container_that_is_renamed_is_known_by_its_new_name_alone,
+    an_attached_container_has_its_addresses_after_each_kind_of_restart,
+}
 
 /// Renames a container of the first host, three times in all, and waits until a container of the second host knows it
 /// by its new name alone.
@@ -46,9 +51,10 @@ fn expose(host: &Host) -> anyhow::Result<String> {
     Ok(first.with_context(|| format!("no address: {exposed}"))?.to_owned())
 }
 
-#[test]
-fn a_container_that_is_renamed_is_known_by_its_new_name_alone() -> anyhow::Result<()> {
-    let docked = Docked::start()?;
+fn a_container_that_is_renamed_is_known_by_its_new_name_alone(
+    release: Release,
+) -> anyhow::Result<()> {
+    let docked = Docked::start(release)?;
     docked.wait_ready_network()?;
     let host = docked.lab.host(0);
     let run = ["run", "-d", "--network", "weft", "--restart", "always", "--name"];
@@ -120,11 +126,12 @@ impl Attached<'_> {
     }
 }
 
-#[test]
-fn an_attached_container_has_its_addresses_after_each_kind_of_restart() -> anyhow::Result<()> {
+fn an_attached_container_has_its_addresses_after_each_kind_of_restart(
+    release: Release,
+) -> anyhow::Result<()> {
     let lab = launched()?;
     let host = lab.host(0);
-    let engine = docker::start_open(&lab.sandbox, host)?;
+    let engine = docker::start_open(release, &lab.sandbox, host)?;
     let other = lab.host(1).add_container("c1")?;
     let run = ["run", "-d", "--network", "none", "--restart", "always", "--stop-signal", "KILL"];
     engine.run(&[&run[..], &["--name", "web", IMAGE, "sleep", "1000"]].concat())?;

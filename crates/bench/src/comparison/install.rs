@@ -62,11 +62,18 @@ pub fn go_program(program: &str, package: &str) -> Result<PathBuf, LeftOut> {
     if binary.is_file() {
         return Ok(binary);
     }
+    build(program, Command::new(go()?).args(["install", package]).env("GOBIN", &cache))?;
+    Ok(binary)
+}
+
+/// Finds Go's program.
+///
+/// # Errors
+/// There is none.
+pub fn go() -> Result<PathBuf, LeftOut> {
     let elsewhere = || Some(PathBuf::from(GO)).filter(|path| path.is_file());
     let go = find_program("go").or_else(elsewhere);
-    let go = go.ok_or("there is no Go toolchain to build it with (https://go.dev/dl has it)")?;
-    build(program, Command::new(go).args(["install", package]).env("GOBIN", &cache))?;
-    Ok(binary)
+    go.ok_or_else(|| "there is no Go toolchain to build it with (https://go.dev/dl has it)".into())
 }
 
 /// Finds a program in the search path, or builds a release of a crate once.

@@ -28,11 +28,16 @@ impl Programs {
     /// Those of packages that a lab has unpacked, under `packages` of [`cache_directory`]; `None` if it has not.
     #[must_use]
     pub fn unpacked(packages: &[&str]) -> Option<Self> {
-        let root = cache_directory()?.join("packages").join(packages.join("+"));
-        root.join(DONE).exists().then_some(Self { root: Some(root) })
+        Self::in_folder(&cache_directory()?.join("packages").join(packages.join("+")))
     }
 
-    /// Marks packages as unpacked into a folder.
+    /// Those of a folder that is marked as complete.
+    #[must_use]
+    pub fn in_folder(root: &Path) -> Option<Self> {
+        root.join(DONE).exists().then(|| Self { root: Some(root.to_owned()) })
+    }
+
+    /// Marks a folder of programs as complete.
     ///
     /// # Errors
     /// The mark cannot be written.

@@ -11,10 +11,13 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use weft_bench::comparison::install::LeftOut;
+use weft_bench::sandbox::Programs;
 use weft_bench::sandbox::progress::{note, print, step};
 
+use crate::go;
 use crate::programs::{Places, Program, folder_of, names, programs};
-use crate::ring::{Ring, each_fits, is_one_of};
+use crate::ring::{Ring, each_fits, fits, is_one_of};
 use crate::vm::interrupt;
 
 const PACKAGE: &str = "weft-lab";
@@ -38,9 +41,10 @@ const QUIET_AT_ONCE: usize = 3;
 const QUIET: [&str; 1] = ["net_core::*"];
 
 /// Tests that judge by speed or load the machine: they run alone. All others wait most of their time.
-const ALONE: [&str; 12] = [
+const ALONE: [&str; 13] = [
     "net_bench::*",
     "net_cni_many::two_hundred*",
+    "net_docker::*::many*",
     "net_ecn::*",
     "net_gateway_life::keys*",
     "net_idle::*",
@@ -56,7 +60,7 @@ const ALONE: [&str; 12] = [
 /// Tests that the core omits: they watch growth or drift over minutes, measure a figure, or repeat another test
 /// on ports of the other kind, with more containers, with engines that crash, or by another client of the same
 /// interface (the core has one scenario of each: Docker, CNI, OpenVPN).
-const NOT_CORE: [&str; 47] = [
+const NOT_CORE: [&str; 52] = [
     "net_bench::attach_and_detach*",
     "net_bench::every_column*",
     "net_bench::hosts_that_send_at_once*",
@@ -66,10 +70,14 @@ const NOT_CORE: [&str; 47] = [
     "net_cni_many::*",
     "net_cni_pods::*",
     "net_compose::*",
-    "net_docker::containers_outlive*",
-    "net_docker::containers_that_always_restart*",
-    "net_docker::many*",
-    "net_docker_events::an_attached*",
+    "net_docker::debian::a_container_has*",
+    "net_docker::debian::containers_outlive*",
+    "net_docker::debian::containers_that_always_restart*",
+    "net_docker::debian::many*",
+    "net_docker::docker_29::*",
+    "net_docker_events::debian::an_attached*",
+    "net_docker_events::docker_29::*",
+    "net_docker_attach::*",
     "net_gateway_addresses::*",
     "net_gateway_auth::a_program*",
     "net_gateway_auth::a_token*",
@@ -98,12 +106,21 @@ const NOT_CORE: [&str; 47] = [
     "net_idle::memory*",
     "net_mixed::*",
     "net_moves::an_address_that_is_given_again*",
+    "net_nerdctl::*",
     "net_podman::*",
     "net_shortcuts::where_somebody_limits*",
     "net_weave_guide::*",
     "net_workers::flows_over_two_lanes*",
     "net_workers::hosts_may_differ*",
     "net_workers::workers_come_and_go*",
+];
+
+/// Tests with programs of Go modules, and what finds or builds these: that may take longer than a test.
+const OF_GO: [(&str, fn() -> Result<Programs, LeftOut>); 4] = [
+    ("net_docker::docker_29::*", go::docker),
+    ("net_docker_attach::docker_29::*", go::docker),
+    ("net_docker_events::docker_29::*", go::docker),
+    ("net_nerdctl::*", go::nerdctl),
 ];
 
 /// The tests to run.
@@ -139,6 +156,14 @@ struct Ending {
 pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
     let programs = programs(&PLACES, request.name.as_deref())?;
     let Plan { beside, quiet, alone } = planned(&programs, request)?;
+    for (pattern, build) in OF_GO {
+        let mut all = beside.iter().chain(&quiet).chain(&alone);
+        if all.any(|test| fits(pattern, &test.name)) {
+            // A test that is left out says why.
+            let _ = build();
+            interrupt::check()?;
+        }
+    }
     let folder = folder_of(PACKAGE)?;
     let limit = (request.ring != Ring::Soak).then_some(TEST_LIMIT);
     let counts = (beside.len(), quiet.len(), alone.len());
@@ -173,6 +198,7 @@ fn planned(programs: &[Program], request: &Request) -> anyhow::Result<Plan> {
         each_fits(&QUIET, &names, "the namespace lab")?;
         each_fits(&ALONE, &names, "the namespace lab")?;
         each_fits(&NOT_CORE, &names, "the core of the namespace lab")?;
+        each_fits(&OF_GO.map(|(pattern, _)| pattern), &names, "the namespace lab")?;
     }
     let wanted = |test: &Test| match &request.name {
         Some(part) => test.name.contains(part.as_str()),
