@@ -1,6 +1,7 @@
 //! Sessions of stock clients over time: new keys, lost packets, other addresses, ends. The referees are Debian's
 //! `openvpn`, iperf3 and ping. No session here ends because a ping stays away.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use anyhow::{Context, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 use weft_bench::sandbox::{Netns, require, try_wait_until};
-use weft_lab::net::gateway::{Client, LIMIT, Machine, Stage, connected_again};
+use weft_lab::net::capture::{Capture, tshark};
+use weft_lab::net::gateway::{Client, LIMIT, Machine, Stage, address_in, connected_again};
 use weft_lab::net::probe::connection_arrives;
 use weft_lab::net::{iperf, namespace, nft_packets, wait_ping};
 
@@ -235,10 +237,62 @@ fn a_client_that_leaves_says_so_and_is_gone_at_once() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Packets of IPv4 that a namespace has sent in pieces.
+fn fragments(netns: &Netns) -> anyhow::Result<u64> {
+    let text = netns.exec(&["cat", "/proc/net/snmp"])?.success()?.stdout;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
+    let (names, values) = (lines.next().context("no names")?, lines.next().context("no values")?);
+    let mut all = names.split(' ').zip(values.split(' '));
+    let (_, count) = all.find(|(name, _)| *name == "FragCreates").context("no FragCreates")?;
+    Ok(count.parse()?)
+}
+
+/// The way to the host may be narrower than a full packet; and a client may keep a wider MTU of its own.
+fn other_widths(
+    stage: &Stage,
+    machine: &Machine,
+    profile: &Path,
+    pushed: u32,
+) -> anyhow::Result<()> {
+    /// Headers of IPv4 and TCP.
+    const TCP_HEADERS: u32 = 40;
+    for (narrow, options) in
+        [(1_300, &[][..]), (1_500, &["--pull-filter", "ignore", "tun-mtu", "--tun-mtu", "1500"])]
+    {
+        machine.netns.ip(&format!("link set wan mtu {narrow}"))?;
+        stage.host().netns().ip(&format!("link set m1 mtu {narrow}"))?;
+        let mut alice = machine.connect_with(profile, options)?;
+        carries(stage, machine, &alice)?;
+        let from = PathBuf::from(machine.netns.path());
+        let inside = namespace(&stage.two);
+        let to: IpAddr = stage.two.ipv4()?.into();
+        let own = (from.as_path(), alice.address.into());
+        let file = stage.lab.sandbox.directory().join(format!("{narrow}.pcap"));
+        let capture = Capture::start(stage.two.netns(), "weft0", &file, "tcp")?;
+        connection_arrives(own, (&inside, to))?;
+        capture.finish()?;
+        // Containers are told of no longer segments than the device carries, whatever the client takes.
+        let opened = format!("tcp.flags.syn == 1 && ip.src == {}", alice.address);
+        let told = tshark(&file, &["-Y", &opened, "-T", "fields", "-e", "tcp.options.mss_val"])?;
+        let sizes: Vec<u32> = told.lines().map(str::parse).collect::<Result<_, _>>()?;
+        let fits = |size: &u32| *size > 0 && size + TCP_HEADERS <= pushed;
+        ensure!(!sizes.is_empty() && sizes.iter().all(fits), "{narrow}: {sizes:?} of {pushed}");
+        connection_arrives((&inside, to), own)?;
+        let said =
+            pings(&machine.netns, &to.to_string(), &["-M", "dont", "-c", "3", "-s", "1300"])?;
+        ensure!(said.contains(" 0% packet loss"), "{narrow}: {said}");
+        alice.process.terminate(LIMIT)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn packets_up_to_the_mtu_pass_and_longer_ones_are_told() -> anyhow::Result<()> {
     /// Headers of IPv4 and ICMP.
     const HEADERS: u32 = 28;
+    for (program, package) in [("tshark", "tshark"), ("tcpdump", "tcpdump")] {
+        require(program, package)?;
+    }
     let stage = patient()?;
     let machine = stage.machine(1)?;
     let profile = stage.profile(stage.host(), "alice")?;
@@ -249,11 +303,19 @@ fn packets_up_to_the_mtu_pass_and_longer_ones_are_told() -> anyhow::Result<()> {
     };
     let alice = machine.connect(&profile)?;
     carries(&stage, &machine, &alice)?;
+    let (host, gateway) = (stage.host().netns(), address_in(&alice.pushed, "route-gateway ")?);
     let link = machine.netns.exec(&["ip", "-j", "link", "show", "tun0"])?.success()?.json()?;
     let mtu = link[0]["mtu"].as_u64().and_then(|mtu| u32::try_from(mtu).ok()).context("no MTU")?;
     ensure!(alice.pushed.contains(&format!("tun-mtu {mtu}")), "{mtu}: {}", alice.pushed);
+    // What is pushed fits into one packet outside, which is as long as the way allows.
+    let before = [fragments(&machine.netns)?, fragments(host)?];
+    let said = longest(&machine.netns, &gateway.to_string(), mtu)?;
+    ensure!(said.contains(" 0% packet loss"), "{mtu} bytes to the gateway: {said}");
+    let after = [fragments(&machine.netns)?, fragments(host)?];
+    ensure!(after == before, "{mtu} bytes are sent in pieces: {before:?}, {after:?}");
+    let pushed = mtu;
     // The host's interface on the network may take less.
-    let link = stage.host().netns().exec(&["ip", "-j", "link", "show", "weft-host"])?;
+    let link = host.exec(&["ip", "-j", "link", "show", "weft-host"])?;
     let inside = link.success()?.json()?[0]["mtu"].as_u64().and_then(|mtu| u32::try_from(mtu).ok());
     let mtu = mtu.min(inside.context("no MTU")?);
     let (own, address) = (&machine.netns, alice.address.to_string());
@@ -277,22 +339,5 @@ fn packets_up_to_the_mtu_pass_and_longer_ones_are_told() -> anyhow::Result<()> {
         ensure!(said.contains(" 0% packet loss"), "4000 bytes to {to}: {said}");
     }
     drop(alice);
-    // The way to the host may be narrower than a full packet; and a client may keep a wider MTU of its own.
-    for (narrow, options) in
-        [(1_300, &[][..]), (1_500, &["--pull-filter", "ignore", "tun-mtu", "--tun-mtu", "1500"])]
-    {
-        machine.netns.ip(&format!("link set wan mtu {narrow}"))?;
-        stage.host().netns().ip(&format!("link set m1 mtu {narrow}"))?;
-        let mut alice = machine.connect_with(&profile, options)?;
-        carries(&stage, &machine, &alice)?;
-        let from = PathBuf::from(machine.netns.path());
-        let inside = namespace(&stage.two);
-        let (own, to) = ((from.as_path(), alice.address.into()), stage.two.ipv4()?.into());
-        connection_arrives(own, (&inside, to))?;
-        connection_arrives((&inside, to), own)?;
-        let said = pings(&machine.netns, &two, &["-M", "dont", "-c", "3", "-s", "1300"])?;
-        ensure!(said.contains(" 0% packet loss"), "{narrow}: {said}");
-        alice.process.terminate(LIMIT)?;
-    }
-    Ok(())
+    other_widths(&stage, &machine, &profile, pushed)
 }
