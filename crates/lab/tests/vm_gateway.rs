@@ -2,20 +2,22 @@
 //! client on their own kernel's devices.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
-use weft_bench::sandbox::{Container, Host, Netns, Running, require, try_wait_until};
+use weft_bench::sandbox::{Container, Host, require, try_wait_until};
+use weft_lab::net::gateway::{
+    Client, DEVICE, LIMIT, Machine, address_in, connected, connected_again,
+};
 use weft_lab::net::{Lab, wait_ping};
 
-const LIMIT: Duration = Duration::from_secs(20);
 /// A revoked client loses its traffic within this time.
 const AT_ONCE: Duration = Duration::from_secs(1);
-const CONNECTED: &str = "Initialization Sequence Completed";
-const DEVICE: &str = "weft-vpn";
+/// Debian's client moves packets itself, also where its kernel has a device for them.
+const WITHOUT_OFFLOAD: &str = "--disable-dco";
 /// Seconds of silence after which a client connects again; the host waits twice as long.
 const RESTART_S: &str = "4";
 
@@ -23,18 +25,6 @@ const RESTART_S: &str = "4";
 struct Stage {
     lab: Lab,
     container: Container,
-}
-
-/// A machine outside of the network that reaches the host over IPv4 and IPv6.
-struct Machine {
-    netns: Netns,
-    number: u8,
-}
-
-/// A running client.
-struct Client {
-    process: Running,
-    address: Ipv4Addr,
 }
 
 impl Stage {
@@ -60,15 +50,7 @@ impl Stage {
     }
 
     fn machine(&self, number: u8) -> anyhow::Result<Machine> {
-        let (netns, host) = (self.lab.sandbox.add_netns(&format!("m{number}"))?, self.host());
-        let (outer, name) = (format!("m{number}"), netns.name().to_owned());
-        host.netns().ip(&format!("link add {outer} type veth peer name wan netns {name}"))?;
-        for (netns, device, last) in [(host.netns(), outer.as_str(), 1), (&netns, "wan", 2)] {
-            netns.ip(&format!("addr add 198.51.{number}.{last}/24 dev {device}"))?;
-            netns.ip(&format!("addr add 2001:db8:{number}::{last}/64 dev {device} nodad"))?;
-            netns.ip(&format!("link set {device} up"))?;
-        }
-        Ok(Machine { netns, number })
+        Machine::new(&self.lab, number)
     }
 
     fn profile(&self, name: &str) -> anyhow::Result<PathBuf> {
@@ -110,53 +92,19 @@ impl Stage {
     }
 }
 
-impl Machine {
-    /// Starts the stock client over UDP with further words.
-    fn start(&self, profile: &Path, is_ipv4: bool, more: &[&str]) -> anyhow::Result<Running> {
-        let (remote, proto) = match is_ipv4 {
-            true => (format!("198.51.{}.1", self.number), "udp"),
-            false => (format!("2001:db8:{}::1", self.number), "udp6"),
-        };
-        let profile = profile.to_string_lossy();
-        let place = ["openvpn", "--remote", &remote, "1194", proto, "--verb", "3"];
-        let own = ["--config", &profile, "--dev", "tun0", "--disable-dco"];
-        Ok(self.netns.spawn(&[&place[..], &own, more].concat())?)
-    }
-
-    fn connect(&self, profile: &Path, is_ipv4: bool, more: &[&str]) -> anyhow::Result<Client> {
-        let mut process = self.start(profile, is_ipv4, more)?;
-        let address = connected(&mut process)?;
-        Ok(Client { process, address })
-    }
-
-    fn ping(&self, words: &[&str], to: IpAddr) -> anyhow::Result<bool> {
-        let to = to.to_string();
-        let words = [&["ping", "-n", "-c", "1", "-W", "1"][..], words, &[&to]].concat();
-        Ok(self.netns.exec(&words)?.status.success())
-    }
-
-    fn wait_ping(&self, to: IpAddr) -> anyhow::Result<()> {
-        let answered = || Ok(self.ping(&[], to).unwrap_or_default());
-        try_wait_until(&format!("an answer from {to} to a client"), LIMIT, answered)?;
-        Ok(())
-    }
-}
-
-/// Waits until a stock client is connected; returns its address.
-fn connected(process: &mut Running) -> anyhow::Result<Ipv4Addr> {
-    let pushed = process.line_with("PUSH_REPLY", LIMIT * 2)?;
-    process.line_with(CONNECTED, LIMIT)?;
-    let found = pushed.split([',', '\'']).find_map(|option| option.strip_prefix("ifconfig "));
-    let word = found.and_then(|rest| rest.split_whitespace().next());
-    word.and_then(|word| word.parse().ok()).with_context(|| format!("no address: {pushed}"))
+/// Whether a ping with these words is answered.
+fn ping(from: &Machine, words: &[&str], to: IpAddr) -> anyhow::Result<bool> {
+    let to = to.to_string();
+    let words = [&["ping", "-n", "-c", "1", "-W", "1"][..], words, &[&to]].concat();
+    Ok(from.netns.exec(&words)?.status.success())
 }
 
 #[test]
 fn stock_clients_are_carried_by_the_kernel_and_end_with_their_certificate() -> anyhow::Result<()> {
     let stage = Stage::new()?;
-    let (one, two) = (stage.machine(1)?, stage.machine(2)?);
-    let alice = one.connect(&stage.profile("alice")?, true, &[])?;
-    let bob = two.connect(&stage.profile("bob")?, false, &[])?;
+    let (one, two) = (stage.machine(1)?, Machine { is_ipv4: false, ..stage.machine(2)? });
+    let alice = one.connect_with(&stage.profile("alice")?, &[WITHOUT_OFFLOAD])?;
+    let bob = two.connect_with(&stage.profile("bob")?, &[WITHOUT_OFFLOAD])?;
     stage.carries(&one, alice.address)?;
     stage.carries(&two, bob.address)?;
     one.wait_ping(bob.address.into())?;
@@ -172,13 +120,13 @@ fn stock_clients_are_carried_by_the_kernel_and_end_with_their_certificate() -> a
     for own in [foreign, bob.address] {
         one.netns.ip(&format!("addr add {own}/32 dev tun0"))?.success()?;
         let own = own.to_string();
-        ensure!(!one.ping(&["-I", &own], container)?, "{own} is let through");
+        ensure!(!ping(&one, &["-I", &own], container)?, "{own} is let through");
     }
-    ensure!(one.ping(&["-I", &alice.address.to_string()], container)?, "nothing passes any more");
+    ensure!(ping(&one, &["-I", &alice.address.to_string()], container)?, "nothing passes any more");
 
     let revoked = stage.host().weft_json(&["openvpn", "revoke", "alice"])?;
     ensure!(revoked["was_connected"] == true, "{revoked}");
-    let is_cut_off = || Ok(one.ping(&[], container).is_ok_and(|answered| !answered));
+    let is_cut_off = || Ok(ping(&one, &[], container).is_ok_and(|answered| !answered));
     try_wait_until("alice to be cut off", AT_ONCE, is_cut_off)?;
     stage.wait_clients(1)?;
     // It does not try again.
@@ -192,7 +140,8 @@ fn stock_clients_are_carried_by_the_kernel_and_end_with_their_certificate() -> a
 fn a_key_is_renewed_without_a_lost_packet_and_a_client_moves() -> anyhow::Result<()> {
     let stage = Stage::new()?;
     let machine = stage.machine(1)?;
-    let mut alice = machine.connect(&stage.profile("alice")?, true, &["--reneg-sec", "5"])?;
+    let profile = stage.profile("alice")?;
+    let mut alice = machine.connect_with(&profile, &[WITHOUT_OFFLOAD, "--reneg-sec", "5"])?;
     stage.carries(&machine, alice.address)?;
     let to = stage.container.ipv4()?.to_string();
     // One renewal. The next ones come before the key of this one seals, which costs a moment's packets each.
@@ -224,7 +173,7 @@ fn clients_and_daemons_that_are_killed_leave_nothing_behind() -> anyhow::Result<
     let stage = Stage::new()?;
     let (host, machine) = (stage.host(), stage.machine(1)?);
     let profile = stage.profile("alice")?;
-    let alice = machine.connect(&profile, true, &[])?;
+    let alice = machine.connect_with(&profile, &[WITHOUT_OFFLOAD])?;
     stage.carries(&machine, alice.address)?;
     alice.process.signal(Signal::KILL);
     stage.wait_clients(0)?;
@@ -232,16 +181,16 @@ fn clients_and_daemons_that_are_killed_leave_nothing_behind() -> anyhow::Result<
     ensure!(!routes.contains(&alice.address.to_string()), "{routes}");
 
     // A daemon that is killed leaves the device without peers; the next one serves by one of its own.
-    let mut alice = machine.connect(&profile, true, &[])?;
+    let mut alice = machine.connect_with(&profile, &[WITHOUT_OFFLOAD])?;
     host.kill_daemon();
     host.start_daemon(&[])?;
-    let back = connected(&mut alice.process)?;
+    let back = address_in(&connected_again(&mut alice.process)?, "ifconfig ")?;
     ensure!(back == alice.address, "another address: {back}");
     stage.carries(&machine, back)?;
     // The other engine in its place, and back.
     for engine in ["userspace", "kernel"] {
         stage.serve(engine)?;
-        connected(&mut alice.process)?;
+        connected_again(&mut alice.process)?;
         stage.carries(&machine, back)?;
         ensure!(stage.clients()?[0]["engine"] == engine, "{:?}", stage.clients()?);
     }
@@ -266,8 +215,8 @@ fn openvpn_2_7_reaches_both_engines_by_its_own_kernels_device() -> anyhow::Resul
         stage.serve(engine)?;
         let words = ["--remote", "198.51.1.1", "1194", "udp", "--verb", "4", "--reneg-sec", "5"];
         let own = ["--config", &profile, "--dev", "tun0"];
-        let mut process = machine.netns.spawn(&[&NEWER[..], &words, &own].concat())?;
-        let address = connected(&mut process)?;
+        let newer = machine.netns.spawn(&[&NEWER[..], &words, &own].concat())?;
+        let Client { mut process, address, .. } = connected(newer)?;
         let link = machine.netns.ip("-d link show tun0")?.success()?.stdout;
         ensure!(link.contains("ovpn"), "its device is not the kernel's: {link}");
         stage.carries(&machine, address)?;
