@@ -1,5 +1,7 @@
 //! A host that serves stock OpenVPN clients, and machines outside of the network with Debian's client.
 
+pub mod crowd;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

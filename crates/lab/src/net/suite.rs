@@ -41,12 +41,13 @@ const QUIET_AT_ONCE: usize = 3;
 const QUIET: [&str; 1] = ["net_core::*"];
 
 /// Tests that judge by speed or load the machine: they run alone. All others wait most of their time.
-const ALONE: [&str; 13] = [
+const ALONE: [&str; 14] = [
     "net_bench::*",
     "net_cni_many::two_hundred*",
     "net_docker::*::many*",
     "net_ecn::*",
     "net_gateway_life::keys*",
+    "net_gateway_soak::*",
     "net_idle::*",
     "net_mixed::*",
     "net_ports::workers*",
@@ -60,7 +61,7 @@ const ALONE: [&str; 13] = [
 /// Tests that the core omits: they watch growth or drift over minutes, measure a figure, or repeat another test
 /// on ports of the other kind, with more containers, with engines that crash, or by another client of the same
 /// interface (the core has one scenario of each: Docker, CNI, OpenVPN).
-const NOT_CORE: [&str; 52] = [
+const NOT_CORE: [&str; 53] = [
     "net_bench::attach_and_detach*",
     "net_bench::every_column*",
     "net_bench::hosts_that_send_at_once*",
@@ -103,6 +104,7 @@ const NOT_CORE: [&str; 52] = [
     "net_gateway_import::seen*",
     "net_gateway_life::*",
     "net_gateway_odd::*",
+    "net_gateway_soak::*",
     "net_idle::memory*",
     "net_mixed::*",
     "net_moves::an_address_that_is_given_again*",

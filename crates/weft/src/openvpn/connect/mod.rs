@@ -16,7 +16,7 @@ mod profile;
 mod remotes;
 mod report;
 mod signals;
-mod tls;
+pub mod tls;
 mod tunnel;
 mod wire;
 

@@ -24,7 +24,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 ///
 /// # Errors
 /// A certificate or key of the profile that cannot be used.
-pub(super) fn configuration(settings: &TlsSettings) -> anyhow::Result<Arc<ClientConfig>> {
+pub fn configuration(settings: &TlsSettings) -> anyhow::Result<Arc<ClientConfig>> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let versions = match (settings.tls_min, settings.tls_max) {
         (TlsVersion::V1_2, TlsVersion::V1_2) => vec![&TLS12],
@@ -62,7 +62,7 @@ pub(super) fn configuration(settings: &TlsSettings) -> anyhow::Result<Arc<Client
 ///
 /// # Errors
 /// A digest that is not known.
-pub(super) fn wrapping(profile: &ClientProfile) -> anyhow::Result<(WrapKeys, Option<Vec<u8>>)> {
+pub fn wrapping(profile: &ClientProfile) -> anyhow::Result<(WrapKeys, Option<Vec<u8>>)> {
     let tls = &profile.tls;
     if let Some(key) = &profile.tls_crypt_v2 {
         return Ok((WrapKeys::tls_crypt(&key.key, Side::Client), Some(key.wrapped.clone())));
@@ -88,7 +88,7 @@ pub(super) fn wrapping(profile: &ClientProfile) -> anyhow::Result<(WrapKeys, Opt
 }
 
 /// The name that TLS asks for. The verifier compares names by the profile's rule.
-pub(super) fn server_name() -> anyhow::Result<ServerName<'static>> {
+pub fn server_name() -> anyhow::Result<ServerName<'static>> {
     Ok(ServerName::try_from("openvpn.invalid")?)
 }
 
