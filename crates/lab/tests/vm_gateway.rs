@@ -8,10 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
-use weft_bench::sandbox::{Container, Host, require, try_wait_until};
+use weft_bench::sandbox::{Container, Host, Netns, require, try_wait_until};
 use weft_lab::net::gateway::{
     Client, DEVICE, LIMIT, Machine, address_in, connected, connected_again,
 };
+use weft_lab::net::probe::connection_arrives;
 use weft_lab::net::{Lab, wait_ping};
 
 /// A revoked client loses its traffic within this time.
@@ -43,8 +44,12 @@ impl Stage {
     }
 
     fn serve(&self, engine: &str) -> anyhow::Result<()> {
-        let words = ["openvpn", "serve", "--ping", "1", "--ping-restart", RESTART_S];
-        let served = self.host().weft_json(&[&words[..], &["--engine", engine]].concat())?;
+        self.serve_with(engine, &[])
+    }
+
+    fn serve_with(&self, engine: &str, more: &[&str]) -> anyhow::Result<()> {
+        let words = ["openvpn", "serve", "--ping", "1", "--ping-restart", RESTART_S, "--engine"];
+        let served = self.host().weft_json(&[&words[..], &[engine], more].concat())?;
         ensure!(served["state"] == "serving" && served["engine"] == engine, "{served}");
         Ok(())
     }
@@ -196,6 +201,82 @@ fn clients_and_daemons_that_are_killed_leave_nothing_behind() -> anyhow::Result<
     }
     host.stop_daemon()?;
     stage.is_clean()
+}
+
+/// A host outside, and the gateway's address there.
+const OUTSIDE: &str = "203.0.113.2";
+const OUTSIDE_GATEWAY: &str = "203.0.113.1";
+/// Of this many packets at once with this many bytes, a limit of 64 kbit/s lets about a third through.
+const BURST: [&str; 4] = ["-c", "300", "-s", "1300"];
+
+/// How many answers a burst of pings gets.
+fn answers(from: &Netns, to: &str) -> anyhow::Result<u32> {
+    let words = [&["ping", "-n", "-q", "-i", "0.001", "-W", "2"], &BURST[..], &[to]].concat();
+    let said = from.exec(&words)?.stdout;
+    let found = said.split(", ").find_map(|part| part.strip_suffix(" received"));
+    found.and_then(|count| count.parse().ok()).with_context(|| format!("no count: {said}"))
+}
+
+#[test]
+fn limits_and_the_way_out_hold_on_the_kernels_device_and_tcp_is_served_beside_it()
+-> anyhow::Result<()> {
+    let stage = Stage::new()?;
+    let (host, machine) = (stage.host(), stage.machine(1)?);
+    let outside = stage.lab.sandbox.add_netns("outside")?;
+    host.netns().ip(&format!("link add out0 type veth peer name in0 netns {}", outside.name()))?;
+    for (netns, device, own) in
+        [(host.netns(), "out0", OUTSIDE_GATEWAY), (&outside, "in0", OUTSIDE)]
+    {
+        netns.ip(&format!("addr add {own}/24 dev {device}"))?;
+        netns.ip(&format!("link set {device} up"))?;
+    }
+    host.netns().exec(&["sysctl", "-qw", "net.ipv4.ip_forward=1"])?.success()?;
+    let profile = stage.profile("alice")?;
+    let to = stage.container.ipv4()?.to_string();
+    for (limit, counter) in [("--client-up", "up"), ("--client-down", "down")] {
+        stage.serve_with("kernel", &[limit, "64K"])?;
+        let mut alice = machine.connect_with(&profile, &[WITHOUT_OFFLOAD])?;
+        stage.carries(&machine, alice.address)?;
+        let got = answers(&machine.netns, &to)?;
+        ensure!((50..250).contains(&got), "{limit}: {got} answers");
+        ensure!(stage.clients()?[0]["engine"] == "kernel", "{:?}", stage.clients()?);
+        let list = ["nft", "list", "counter", "inet", "weft-clients", counter];
+        let shown = host.netns().exec(&list)?.success()?.stdout;
+        ensure!(!shown.contains("packets 0 "), "{limit}: nothing was dropped by it: {shown}");
+        alice.process.terminate(LIMIT)?;
+        stage.wait_clients(0)?;
+    }
+
+    // The way to everything leads by the host, too, where the tunnel is not the way.
+    machine.netns.ip("route add default via 198.51.1.1")?.success()?;
+    stage.serve_with("kernel", &["--redirect-gateway"])?;
+    let mut alice = machine.connect_with(&profile, &[WITHOUT_OFFLOAD])?;
+    stage.carries(&machine, alice.address)?;
+    ensure!(answers(&machine.netns, &to)? > 280, "a limit holds that is gone");
+    machine.wait_ping(OUTSIDE.parse()?)?;
+    let (from, at) = (PathBuf::from(machine.netns.path()), PathBuf::from(outside.path()));
+    connection_arrives((&from, OUTSIDE_GATEWAY.parse()?), (&at, OUTSIDE.parse()?))?;
+    ensure!(stage.clients()?[0]["engine"] == "kernel", "{:?}", stage.clients()?);
+    // A stranger with a route to the client does not reach it.
+    outside.ip(&format!("route add {} via {OUTSIDE_GATEWAY}", alice.address))?.success()?;
+    let own = alice.address.to_string();
+    let stranger = outside.exec(&["ping", "-n", "-c", "1", "-W", "1", &own])?;
+    ensure!(!stranger.status.success(), "a stranger reaches a client");
+    alice.process.terminate(LIMIT)?;
+    stage.wait_clients(0)?;
+
+    // The kernel's device alone is no choice with TCP; else Weft's own serves, and says why.
+    let tcp = ["openvpn", "serve", "--listen", "tcp:1194", "--engine"];
+    let refused = host.weft(&[&tcp[..], &["kernel"]].concat())?;
+    ensure!(!refused.status.success(), "{refused:?}");
+    ensure!(refused.stderr.contains("does not carry TCP clients yet"), "{refused:?}");
+    let served = host.weft_json(&[&tcp[..], &["auto"]].concat())?;
+    ensure!(served["engine"] == "userspace", "{served}");
+    let reason = served["engine_reason"].as_str().unwrap_or_default();
+    ensure!(reason.contains("does not carry TCP clients yet"), "{served}");
+    let machine = Machine { is_tcp: true, ..machine };
+    let alice = machine.connect_with(&profile, &[WITHOUT_OFFLOAD])?;
+    stage.carries(&machine, alice.address)
 }
 
 /// OpenVPN 2.7 with the libraries of a newer Debian.
