@@ -63,6 +63,7 @@ use crate::upkeep::store::{IDENTITY_FILE, Lock, MESH_FILE, Store};
 /// # Errors
 /// See [`StartError`]; in that case nothing keeps running.
 pub fn run(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), StartError> {
+    weft_io::heap::keep_compact();
     crate::check_host(&settings)?;
     crate::services::resolved::find_bus();
     weft_kernel::open_settings();

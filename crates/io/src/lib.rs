@@ -6,6 +6,7 @@ pub mod cpu;
 pub mod encap;
 pub mod faults;
 pub mod handover;
+pub mod heap;
 pub mod keylog;
 pub mod namespace;
 pub mod offload;
