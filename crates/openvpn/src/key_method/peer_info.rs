@@ -1,6 +1,7 @@
 //! Peer info: what a client can do, as lines `NAME=value`.
 
 use std::fmt;
+use std::ops::Range;
 
 /// Most lines that are kept.
 pub const PEER_INFO_LINES_MAX: usize = 128;
@@ -78,7 +79,8 @@ impl fmt::Debug for IvProto {
 /// The lines of a peer, in their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerInfo {
-    lines: Vec<(String, String)>,
+    /// As it travels: a server keeps it for each client, and two strings for each line would take ten times as much.
+    text: String,
     skipped: usize,
 }
 
@@ -86,15 +88,17 @@ impl PeerInfo {
     /// Reads a peer's text. Lines that are none, or beyond the limits, are left out and counted. Control characters of
     /// values become `_`.
     pub fn parse(text: &str) -> Self {
-        let mut info = Self::default();
+        let (mut info, mut lines) = (Self::default(), 0);
         for line in text.split('\n').filter(|line| !line.is_empty()) {
             let pair = line
                 .split_once('=')
                 .filter(|(name, value)| is_name(name) && value.len() <= PEER_INFO_VALUE_BYTES_MAX);
             match pair {
-                Some((name, value)) if info.lines.len() < PEER_INFO_LINES_MAX => {
+                Some((name, value)) if lines < PEER_INFO_LINES_MAX => {
                     let printable = |char: char| if char.is_control() { '_' } else { char };
-                    info.lines.push((name.to_owned(), value.chars().map(printable).collect()));
+                    info.text.extend([name, "="]);
+                    info.text.extend(value.chars().map(printable).chain(['\n']));
+                    lines += 1;
                 }
                 _ => info.skipped += 1,
             }
@@ -104,7 +108,7 @@ impl PeerInfo {
 
     /// The text to send.
     pub fn to_text(&self) -> String {
-        self.lines.iter().map(|(name, value)| format!("{name}={value}\n")).collect()
+        self.text.clone()
     }
 
     /// Sets a line, in the place of an earlier one of this name. A name or value that [`Self::parse`] would not take
@@ -114,21 +118,22 @@ impl PeerInfo {
         if !is_name(name) || !is_plain || value.len() > PEER_INFO_VALUE_BYTES_MAX {
             return;
         }
-        if let Some((_, old)) = self.lines.iter_mut().find(|(known, _)| known == name) {
-            value.clone_into(old);
-        } else if self.lines.len() < PEER_INFO_LINES_MAX {
-            self.lines.push((name.to_owned(), value.to_owned()));
+        let line = format!("{name}={value}\n");
+        if let Some(place) = self.place_of(name) {
+            self.text.replace_range(place, &line);
+        } else if self.lines().count() < PEER_INFO_LINES_MAX {
+            self.text.push_str(&line);
         }
     }
 
     /// The value of a line; of the first, if there are several.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.lines.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+        self.lines().find(|(known, _)| *known == name).map(|(_, value)| value)
     }
 
     /// All lines.
     pub fn lines(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.lines.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+        self.text.split('\n').filter_map(|line| line.split_once('='))
     }
 
     /// How many lines were left out.
@@ -175,6 +180,17 @@ impl PeerInfo {
     /// `UV_…`: what the user's own profile says about him.
     pub fn user_variables(&self) -> impl Iterator<Item = (&str, &str)> {
         self.lines().filter(|(name, _)| name.starts_with("UV_"))
+    }
+
+    /// Where the line of a name is, with its end.
+    fn place_of(&self, name: &str) -> Option<Range<usize>> {
+        let mut start = 0;
+        self.text.split_inclusive('\n').find_map(|line| {
+            let place = start..start + line.len();
+            start = place.end;
+            let (known, _) = line.split_once('=')?;
+            (known == name).then_some(place)
+        })
     }
 
     fn number(&self, name: &str) -> Option<u32> {
@@ -227,8 +243,9 @@ mod tests {
         assert_eq!(PeerInfo::parse(&many).skipped(), 2);
         let mut ours = PeerInfo::default();
         ours.set("IV_VER", "one");
-        ours.set("IV_VER", "two");
+        ours.set("IV_PLAT", "linux");
+        ours.set("IV_VER", "two more");
         ours.set("IV_EVIL", "a\nIV_PROTO=1");
-        assert_eq!(ours.to_text(), "IV_VER=two\n");
+        assert_eq!(ours.to_text(), "IV_VER=two more\nIV_PLAT=linux\n");
     }
 }

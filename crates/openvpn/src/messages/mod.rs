@@ -158,7 +158,9 @@ impl Message {
 
     /// The message as it goes to TLS, in one write.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = self.to_text().into_bytes();
+        let text = self.to_text();
+        let mut bytes = Vec::with_capacity(text.len() + 1);
+        bytes.extend_from_slice(text.as_bytes());
         bytes.push(0);
         bytes
     }

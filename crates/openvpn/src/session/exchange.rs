@@ -81,7 +81,8 @@ impl Session {
             options.extend(ours.iter().filter_map(|option| option.to_text().ok()));
             let parts = push_reply(&options)?;
             agreed.peer = Some(acceptance.peer);
-            self.push.reply = parts.into_iter().map(Message::PushReply).collect();
+            let bytes = parts.into_iter().map(|part| Message::PushReply(part).to_bytes());
+            self.push.reply = bytes.map(Zeroizing::new).collect();
             self.push.is_requested |= agreement.pushes_unasked;
         }
         if let Err(reason) = self.establish(now) {
@@ -144,7 +145,7 @@ impl Session {
             credentials: options.credentials.clone(),
             peer_info: peer_info(options),
         };
-        self.current.sources.client = Some(source);
+        self.current.sources.client = Some(Box::new(source));
         let mut bytes = Zeroizing::new(Vec::new());
         message.write(&mut bytes)?;
         Ok(self.current.tls.send(&bytes)?)
@@ -165,8 +166,8 @@ impl Session {
         let mut bytes = Zeroizing::new(Vec::new());
         answer.write(&mut bytes)?;
         self.current.tls.send(&bytes)?;
-        self.current.sources.client = Some(message.source.clone());
-        self.current.sources.server = Some(source);
+        self.current.sources.client = Some(Box::new(message.source.clone()));
+        self.current.sources.server = Some(Box::new(source));
         self.current.stage = Stage::Decision;
         // Half a message of the old key has no end under the new one.
         self.push.reader = MessageReader::default();
@@ -214,7 +215,7 @@ impl Session {
             return Ok(());
         };
         self.current.plain.drain(..read);
-        self.current.sources.server = Some(message.source.clone());
+        self.current.sources.server = Some(Box::new(message.source.clone()));
         self.current.stage = Stage::Decision;
         self.push.reader = MessageReader::default();
         if self.agreed.is_some() {

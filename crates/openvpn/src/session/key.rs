@@ -52,11 +52,11 @@ pub(super) struct KeyState {
     pub(super) brings_client_key: bool,
 }
 
-/// The random bytes of both ends for one key.
+/// The random bytes of both ends for one key, until there are data keys.
 #[derive(Debug, Default)]
 pub(super) struct Sources {
-    pub(super) client: Option<ClientKeySource>,
-    pub(super) server: Option<ServerKeySource>,
+    pub(super) client: Option<Box<ClientKeySource>>,
+    pub(super) server: Option<Box<ServerKeySource>>,
 }
 
 /// How a key's packets begin.

@@ -22,8 +22,8 @@ pub(super) struct Push {
     pub(super) reader: MessageReader,
     /// Server: the client asked.
     pub(super) is_requested: bool,
-    /// Server: what is sent when the client asks.
-    pub(super) reply: Vec<Message>,
+    /// Server: the messages that are sent when the client asks, as they go to TLS.
+    pub(super) reply: Vec<Zeroizing<Vec<u8>>>,
     replied_at: Option<Instant>,
     /// When the interval began in which messages are counted, and how many came since.
     counted: Option<(Instant, u32)>,
@@ -125,8 +125,7 @@ impl Session {
         if self.push.replied_at.replace(now).is_none() {
             self.events.push_back(Event::Connected);
         }
-        let bytes = self.push.reply.iter().map(|part| Zeroizing::new(part.to_bytes()));
-        self.messages.extend(bytes);
+        self.messages.extend(self.push.reply.iter().cloned());
     }
 
     fn handle_server_says(&mut self, now: Instant, message: Message) -> Result<(), EndReason> {

@@ -141,7 +141,8 @@ pub struct Session {
     began: Instant,
     began_unix_s: u64,
     current: KeyState,
-    previous: Option<KeyState>,
+    /// Boxed as it is there for the time of a renewal alone.
+    previous: Option<Box<KeyState>>,
     /// The last key id under which the peer has sent something.
     last_id: KeyId,
     agreed: Option<Agreed>,
@@ -326,7 +327,7 @@ impl Session {
         }
         let mut plain = Vec::new();
         let (own, remote) = (self.own, self.remote);
-        let keys = [Some(&mut self.current), self.previous.as_mut()];
+        let keys = [Some(&mut self.current), self.previous.as_deref_mut()];
         let (key_id, opcode) = keys.into_iter().flatten().find_map(|key| {
             let opcode = key.poll_transmit(now, own, remote, &mut plain)?;
             Some((key.id, opcode))
@@ -344,7 +345,7 @@ impl Session {
         if self.is_drained(now) {
             return None;
         }
-        let sends = [Some(&self.current), self.previous.as_ref()].into_iter().flatten();
+        let sends = [Some(&self.current), self.previous.as_deref()].into_iter().flatten();
         let sends = sends.filter_map(|key| key.poll_timeout(now)).min();
         if self.over_at.is_some() {
             return [sends, self.over_at].into_iter().flatten().min();
@@ -491,7 +492,7 @@ impl Session {
     }
 
     fn previous_of(&mut self, key_id: KeyId) -> Option<&mut KeyState> {
-        self.previous.as_mut().filter(|key| key.id == key_id)
+        self.previous.as_deref_mut().filter(|key| key.id == key_id)
     }
 
     /// Goes as far as what was received allows.

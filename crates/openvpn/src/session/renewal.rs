@@ -63,7 +63,7 @@ impl Session {
         let end = now + timing.transition_window;
         // Another attempt does not make the old key live longer.
         old.deadline = self.failing.as_ref().map_or(end, |failing| end.min(failing.until));
-        self.previous = Some(old);
+        self.previous = Some(Box::new(old));
         self.slots.settle(&mut self.events);
         self.renegotiates_at = None;
         Ok(())
@@ -80,9 +80,9 @@ impl Session {
         // The peer still gets an alert of the key that failed.
         self.flush(now);
         let until = good.deadline;
-        let mut failed = std::mem::replace(&mut self.current, good);
+        let mut failed = std::mem::replace(&mut self.current, *good);
         failed.deadline = now + Duration::from_secs(LINGER_S);
-        self.previous = Some(failed);
+        self.previous = Some(Box::new(failed));
         // By then the peer, too, has given up.
         self.renegotiates_at = Some(now + self.role.timing().hand_window);
         self.failing = Some(Failing { until, reason });
