@@ -31,7 +31,7 @@ struct NamedClient {
 }
 
 impl Named {
-    fn records(&self) -> Vec<NameRecord> {
+    fn records(&self) -> Arc<[NameRecord]> {
         let record = |client: &NamedClient| NameRecord {
             name: client.name.clone(),
             network: client.network.clone(),
@@ -42,7 +42,7 @@ impl Named {
         let mut all: Vec<NameRecord> = self.0.values().map(record).collect();
         all.retain(|record| record.fault().is_none());
         all.sort_unstable();
-        all
+        all.into()
     }
 
     fn gather(&self) -> Duration {
@@ -83,11 +83,10 @@ pub(crate) async fn keep_names(gateway: Arc<Gateway>, pulse: Pulse) {
     loop {
         let gather = named.borrow().gather();
         pulse.wait(tokio::time::sleep(gather)).await;
-        let records = Some(named.borrow_and_update().records());
-        if records != told {
-            let all = records.clone().unwrap_or_default();
-            match pulse.wait(gateway.announcer.set(all)).await {
-                Ok(()) => told = records,
+        let records = named.borrow_and_update().records();
+        if told.as_ref() != Some(&records) {
+            match pulse.wait(gateway.announcer.set(Arc::clone(&records))).await {
+                Ok(()) => told = Some(records),
                 Err(error) => {
                     tracing::warn!(error, "cannot announce the names of OpenVPN clients");
                     pulse.wait(tokio::time::sleep(RETRY)).await;

@@ -22,7 +22,7 @@ impl Announcer {
 
     /// Announces these names, in place of those before. Returns when the core has told the linked hosts; on failure, in
     /// words, they are announced with the next change.
-    pub(crate) async fn set(&self, records: Vec<NameRecord>) -> Result<(), String> {
+    pub(crate) async fn set(&self, records: Arc<[NameRecord]>) -> Result<(), String> {
         let Self { names, control } = self.clone();
         let set = tokio::task::spawn_blocking(move || names.announce_now(&control, records)).await;
         set.map_err(|error| error.to_string())?
@@ -41,7 +41,7 @@ impl Names {
     fn announce_now(
         &self,
         control: &mpsc::Sender<Request>,
-        records: Vec<NameRecord>,
+        records: Arc<[NameRecord]>,
     ) -> Result<(), String> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         *self.announced.lock().unwrap_or_else(PoisonError::into_inner) = records;
@@ -109,7 +109,7 @@ mod tests {
         let (announcer, told) = core(dir.path());
         let told = || told.borrow().clone();
         let Announcer { names, control } = announcer.clone();
-        announcer.set(vec![client("alice.clients")]).await.unwrap();
+        announcer.set([client("alice.clients")].into()).await.unwrap();
         assert_eq!(told(), ["alice.clients"]);
         let db = DnsAddRequest {
             name: "db".into(),
@@ -119,7 +119,7 @@ mod tests {
         let added = Arc::clone(&names).add(control.clone(), db).await.unwrap();
         assert_eq!(added.len(), 1, "only names by hand are listed as such");
         assert_eq!(told(), ["db", "alice.clients"]);
-        announcer.set(vec![client("bob.clients")]).await.unwrap();
+        announcer.set([client("bob.clients")].into()).await.unwrap();
         assert_eq!(told(), ["db", "bob.clients"]);
         let (again, core) = (Arc::clone(&names), control.clone());
         tokio::task::spawn_blocking(move || again.announce_again(&core)).await.unwrap();
@@ -133,7 +133,7 @@ mod tests {
         assert!(refused.unwrap_err().error.contains("not given by hand"));
         Arc::clone(&names).remove(control.clone(), remove("db")).await.unwrap();
         assert_eq!(told(), ["bob.clients"]);
-        announcer.set(Vec::new()).await.unwrap();
+        announcer.set(Arc::default()).await.unwrap();
         assert_eq!(told(), Vec::<String>::new());
     }
 }

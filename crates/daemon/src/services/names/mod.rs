@@ -75,7 +75,7 @@ pub(crate) struct Names {
     /// Names given by hand, as saved.
     added: Mutex<Vec<NameRecord>>,
     /// Names that a service of this host announces.
-    announced: Mutex<Vec<NameRecord>>,
+    announced: Mutex<Arc<[NameRecord]>>,
     /// When the names of hosts that are still silent are waited for no longer.
     settles_by: Instant,
     /// Whether the containers of the last run are attached again.

@@ -119,7 +119,7 @@ struct Server {
     feed_at: Instant,
     look_at: Instant,
     bind_at: Option<Instant>,
-    /// The last feed, to build from again when a host has been gone for long enough.
+    /// The last feed, to build from again when a host has been gone for long enough; `None` where none is gone.
     feed: Option<Arc<Feed>>,
 }
 
@@ -361,7 +361,7 @@ impl Server {
             self.is_stale = true;
             return;
         };
-        self.feed = Some(feed);
+        self.feed = zone.next_expiry().map(|_| feed);
         self.show(zone);
         if self.is_settled {
             return;

@@ -135,8 +135,8 @@ struct Names {
     entries: BTreeMap<String, Entry>,
     /// Names of several labels, the last label first. A name above one exists, without data (RFC 8020).
     nested: BTreeSet<String>,
-    /// The names of each address.
-    reverse: BTreeMap<IpAddr, BTreeSet<String>>,
+    /// The names of each address: nearly all have one.
+    reverse: BTreeSet<(IpAddr, String)>,
 }
 
 /// The kinds of names in the zone.
@@ -301,8 +301,9 @@ impl Zone {
         // Several networks may have the same address.
         let mut found = None;
         for (network, names) in self.seen(scope) {
-            if let Some(here) = names.reverse.get(&address) {
-                let full = here.iter().filter_map(|name| self.full_name(scope, network, name));
+            let mut here = names.named(address).peekable();
+            if here.peek().is_some() {
+                let full = here.filter_map(|name| self.full_name(scope, network, name));
                 found.get_or_insert_with(Vec::new).extend(full);
             }
         }
@@ -449,9 +450,11 @@ impl Zone {
             |held: &&Held| held.source == Source::Container || names.has_in_range(held.address);
         let own: Vec<IpAddr> = addresses.iter().filter(is_own).map(|held| held.address).collect();
         for address in own {
-            names.reverse.entry(address).or_default().insert(key.1.clone());
+            names.reverse.insert((address, key.1.clone()));
         }
         let entry = names.entries.entry(key.1).or_default();
+        // Most names have one address, and there are many names.
+        entry.held.reserve_exact(addresses.len());
         entry.held.extend(addresses);
         let lower = |port: &NamePort| NamePort {
             service: port.service.to_ascii_lowercase(),
@@ -533,6 +536,12 @@ enum Hit<'a> {
 }
 
 impl Names {
+    /// The names of an address.
+    fn named(&self, address: IpAddr) -> impl Iterator<Item = &str> {
+        let from = self.reverse.range((address, String::new())..);
+        from.take_while(move |(at, _)| *at == address).map(|(_, name)| name.as_str())
+    }
+
     fn has_in_range(&self, address: IpAddr) -> bool {
         self.ranges.iter().any(|range| range.contains(&address))
     }
