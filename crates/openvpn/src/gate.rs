@@ -243,6 +243,13 @@ impl Gate {
         self.answered = self.answered.saturating_sub(1);
     }
 
+    /// Until when no reset is answered, since too many were; `None`: the next one is. A client that connects ends that
+    /// early ([`Self::handle_connected`]).
+    pub fn shut_until(&self, now: Instant) -> Option<Instant> {
+        let end = self.interval_began + self.config.resets_interval;
+        (self.answered >= self.config.resets_max && now < end).then_some(end)
+    }
+
     fn open(&self, bytes: &[u8]) -> Result<Opened, Refusal> {
         if bytes.len() > FIRST_PACKET_BYTES_MAX {
             return Err(Refusal::TooLong(bytes.len()));

@@ -152,10 +152,15 @@ fn a_flood_of_resets_is_answered_up_to_the_rate() {
             })
             .count()
     };
+    assert_eq!(gate.shut_until(now), None);
     assert_eq!(answers(&mut gate, now), 3);
+    let end = now + Duration::from_secs(10);
+    assert_eq!(gate.shut_until(now), Some(end));
     gate.handle_connected();
+    assert_eq!(gate.shut_until(now), None);
     assert_eq!(answers(&mut gate, now), 1);
-    assert_eq!(answers(&mut gate, now + Duration::from_secs(10)), 3);
+    assert_eq!((gate.shut_until(now), gate.shut_until(end)), (Some(end), None));
+    assert_eq!(answers(&mut gate, end), 3);
     let refused = gate.handle_datagram(now, UNIX_S, remote(), &reset()).unwrap_err();
     assert_eq!(refused, Refusal::Rate);
 }

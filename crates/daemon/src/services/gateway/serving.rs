@@ -46,7 +46,7 @@ pub(super) use self::commands::Command;
 pub(super) use self::login::Whom;
 
 /// Sessions at most, those of clients that have not shown who they are included: as many as the device has peers. They
-/// take about 250 MiB then.
+/// take about 270 MiB then.
 const CLIENTS_MAX: usize = DEVICE_PEERS_MAX;
 /// How often a ping may fail to arrive before the host gives a client up: in the time after which clients connect
 /// again, times this.

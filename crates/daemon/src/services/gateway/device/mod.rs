@@ -1,5 +1,6 @@
 //! What moves clients' packets: a data channel device, and the UDP sockets by which clients are reached.
 
+mod door;
 mod kernel;
 mod totals;
 
@@ -24,6 +25,7 @@ use weft_openvpn::device::{DeviceError, MTU_DEFAULT, Mode, PeerAttributes, PeerS
 use weft_openvpn::negotiation::DEFAULT_CIPHERS;
 use weft_openvpn::session::DataKeys;
 
+use self::door::Door;
 use self::kernel::Followers;
 use self::totals::Totals;
 use super::Wanted;
@@ -49,6 +51,7 @@ pub(super) struct DataChannel {
     reason: Option<String>,
     /// Events that nobody took in time.
     lost: Arc<AtomicU64>,
+    door: Arc<Door>,
     totals: Arc<Totals>,
     /// The tasks beside a kernel's device.
     _followers: Option<Followers>,
@@ -119,10 +122,14 @@ pub(super) enum OpenError {
 struct Telling {
     sender: mpsc::Sender<Event>,
     lost: Arc<AtomicU64>,
+    door: Arc<Door>,
 }
 
 impl Telling {
     fn tell(&self, event: Event) {
+        if matches!(&event, Event::Packet { packet, .. } if self.door.refuses(packet)) {
+            return;
+        }
         if self.sender.try_send(event).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -138,7 +145,8 @@ impl DataChannel {
         kernel: &Kernel,
     ) -> Result<(Self, mpsc::Receiver<Event>), OpenError> {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
-        let telling = Telling { sender, lost: Arc::default() };
+        let door = Arc::new(Door::new(Instant::now()));
+        let telling = Telling { sender, lost: Arc::default(), door };
         let has_tcp = wanted.request.listen.iter().any(|it| it.protocol == Protocol::Tcp);
         let reason = match wanted.request.engine {
             ServeEngine::Userspace => None,
@@ -210,6 +218,16 @@ impl DataChannel {
         if let Err(error) = sent {
             tracing::debug!(%error, id, "cannot send a packet of the control channel");
         }
+    }
+
+    /// Keeps first packets away from the service until then.
+    pub(super) fn shut_out_resets(&self, until: Instant) {
+        self.door.shut_until(until);
+    }
+
+    /// Takes first packets again.
+    pub(super) fn take_resets(&self) {
+        self.door.open();
     }
 
     /// What a packet came by, by the device's number.
@@ -302,8 +320,8 @@ impl DataChannel {
         self.device.is_kernel()
     }
 
-    /// Packets that Weft's own device has dropped, by reason, and events that nobody took in time. The kernel's device
-    /// does not tell.
+    /// Packets that Weft's own device has dropped, by reason, events that nobody took in time, and first packets that
+    /// were kept away from the service. The kernel's device does not tell.
     pub(super) fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let of_device = match &*self.device {
             DataDevice::Userspace(device) => Some(device),
@@ -312,7 +330,8 @@ impl DataChannel {
         let drops = of_device.into_iter().flat_map(|device| {
             DropReason::ALL.iter().map(|reason| (reason.name(), device.dropped(*reason)))
         });
-        drops.chain([("events_lost", self.lost.load(Ordering::Relaxed))])
+        let lost = self.lost.load(Ordering::Relaxed);
+        drops.chain([("events_lost", lost), ("first_packets_over_rate", self.door.refused())])
     }
 
     fn socket_of<'a>(&'a self, new: &'a NewPeer) -> Option<BorrowedFd<'a>> {
@@ -343,7 +362,7 @@ fn open_userspace(sockets: Vec<UdpSocket>, telling: Telling) -> Result<DataChann
         path_mtu: weft_io::udp::IPV6_MTU_MIN,
         offloads: true,
     };
-    let lost = Arc::clone(&telling.lost);
+    let (lost, door) = (Arc::clone(&telling.lost), Arc::clone(&telling.door));
     let device = Device::open(&config, Arc::new(move |event| telling.tell(event)))?;
     let mut held = Vec::new();
     for socket in sockets {
@@ -356,6 +375,7 @@ fn open_userspace(sockets: Vec<UdpSocket>, telling: Telling) -> Result<DataChann
         ciphers: DEFAULT_CIPHERS.to_vec(),
         reason: None,
         lost,
+        door,
         totals: Arc::default(),
         _followers: None,
     })

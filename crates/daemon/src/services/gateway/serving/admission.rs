@@ -50,6 +50,10 @@ impl Serving {
                 }
             }
             Err(refusal) => {
+                // The next ones come no further than the device.
+                if let Some(until) = self.begun.gate.shut_until(now) {
+                    self.begun.channel.shut_out_resets(until);
+                }
                 tracing::debug!(%source, %refusal, "dropped a first packet");
                 self.count("first_packet_refused");
             }

@@ -147,6 +147,7 @@ impl Serving {
 
     fn connected(&mut self, number: u32) {
         self.begun.gate.handle_connected();
+        self.begun.channel.take_resets();
         let Some(client) = self.clients.get_mut(&number) else { return };
         let from = client.address;
         let Stage::Peer { known, is_connected } = &mut client.stage else { return };
