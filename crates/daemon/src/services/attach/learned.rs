@@ -345,6 +345,8 @@ impl Learned {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, clippy::print_stdout)]
+
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
 
