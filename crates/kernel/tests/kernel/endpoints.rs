@@ -11,7 +11,7 @@ use weft_kernel::{DEVICE_GROUP, Kernel};
 
 use crate::lab::{
     BRIDGE, Container, TAP, assert_same, attach_spec, host_with_bridge, json, make_device,
-    make_tap, on_a_host, overlay_of, port_spec, run, snapshot,
+    make_tap, on_a_host, overlay_of, port_spec, run, snapshot, switch_on,
 };
 
 type Endpoint = ([u8; 6], Vec<IpAddr>, ());
@@ -145,6 +145,7 @@ fn the_addresses_behind_a_port_are_those_that_the_bridge_learned_there() {
         for port in ["other", "third"] {
             make_device(port);
             run("ip", &["link", "set", port, "master", BRIDGE]);
+            switch_on(port);
         }
         let learned = ["02:00:00:00:0e:01", "02:00:00:00:0e:02"];
         for mac in learned {

@@ -111,8 +111,8 @@ fn lost_notices_are_made_up_for_and_older_ones_do_not_come_after() {
             events.push(event.unwrap());
         }
         for device in ["doomed", "brief"] {
-            let its = events.iter().filter(|event| event.device() == device);
-            let last = its.last().unwrap_or_else(|| panic!("no word of {device}: {events:?}"));
+            let mut its = events.iter().filter(|event| event.device() == device);
+            let last = its.next_back().unwrap_or_else(|| panic!("no word of {device}: {events:?}"));
             assert_eq!(last, &LinkEvent::Removed { name: device.into() });
         }
         assert!(events.len() < 4000, "nothing was lost, so nothing was shown: {}", events.len());

@@ -117,8 +117,11 @@ const NOT_CORE: [&str; 53] = [
     "net_workers::workers_come_and_go*",
 ];
 
-/// Tests with programs of Go modules, and what finds or builds these: that may take longer than a test.
-const OF_GO: [(&str, fn() -> Result<Programs, LeftOut>); 4] = [
+/// Finds the programs of a Go module, or builds them.
+type Finder = fn() -> Result<Programs, LeftOut>;
+
+/// Tests with programs of Go modules. Their finders may take longer than a test.
+const OF_GO: [(&str, Finder); 4] = [
     ("net_docker::docker_29::*", go::docker),
     ("net_docker_attach::docker_29::*", go::docker),
     ("net_docker_events::docker_29::*", go::docker),
