@@ -92,7 +92,7 @@ impl Channel {
         Some((opcode, bytes))
     }
 
-    /// What a session tells and has to send has an end, and it lets nobody in.
+    /// A session's events and packets to send come to an end, and it lets nobody in.
     fn poll(&mut self) {
         let Some(session) = &mut self.session else { return };
         session.handle_timeout(self.now);

@@ -1,6 +1,6 @@
 //! Lines that programs send to the management interface.
 
-/// What must hold stands beside the private parts that it holds of.
+/// The daemon checks the properties, beside the private parts that they concern.
 pub fn run(data: &[u8]) {
     weft_daemon::fuzzed::gateway_management(data);
 }

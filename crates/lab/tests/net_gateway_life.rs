@@ -307,7 +307,7 @@ fn packets_up_to_the_mtu_pass_and_longer_ones_are_told() -> anyhow::Result<()> {
     let link = machine.netns.exec(&["ip", "-j", "link", "show", "tun0"])?.success()?.json()?;
     let mtu = link[0]["mtu"].as_u64().and_then(|mtu| u32::try_from(mtu).ok()).context("no MTU")?;
     ensure!(alice.pushed.contains(&format!("tun-mtu {mtu}")), "{mtu}: {}", alice.pushed);
-    // What is pushed fits into one packet outside, which is as long as the way allows.
+    // A packet of the pushed MTU fits into one outer packet of the path's MTU.
     let before = [fragments(&machine.netns)?, fragments(host)?];
     let said = longest(&machine.netns, &gateway.to_string(), mtu)?;
     ensure!(said.contains(" 0% packet loss"), "{mtu} bytes to the gateway: {said}");

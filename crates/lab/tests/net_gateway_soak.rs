@@ -29,7 +29,7 @@ const LONG: Duration = Duration::from_secs(30 * 60);
 /// Pings are so rare that none is missed on a busy machine: no session ends unless its client wants so.
 const SERVE: [&str; 8] =
     ["openvpn", "serve", "--ping", "2", "--ping-restart", "30", "--management", "management.sock"];
-/// What is left of clients that were silent is gone within this time: twice their ping-restart, and some for the machine.
+/// Sessions of silent clients end within this time: twice their ping-restart, and some for the machine.
 const GONE: Duration = Duration::from_secs(180);
 /// A stock client may wait for its turn among the others: it sends its first packet again after 2, 4, 8 and more
 /// seconds.
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// Echo requests of each client that stays at the end.
 const ECHOES: u64 = 3;
 
-/// What the management interface tells: all of it, where the daemon's log has so many lines a minute.
+/// The notices of the management interface. It tells of every client; the daemon's log limits its lines a minute.
 #[derive(Debug, Default)]
 struct Watched {
     came: AtomicU64,
@@ -79,7 +79,7 @@ impl Watched {
     }
 }
 
-/// What clients change on their host.
+/// The state of a host that clients change.
 #[derive(Debug, PartialEq, Eq)]
 struct Traces {
     routes: String,

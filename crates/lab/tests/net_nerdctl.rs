@@ -38,7 +38,7 @@ fn set_up(programs: &Programs) -> anyhow::Result<(Lab, [Nerdctl; 2], [String; 2]
     Ok((lab, nerdctls, resolvers))
 }
 
-/// What runtimes have attached on a host.
+/// The attachments of a host's runtimes.
 fn attached(host: &Host) -> anyhow::Result<Vec<Value>> {
     let all = host.weft_json(&["ps"])?.as_array().cloned().unwrap_or_default();
     Ok(all.into_iter().filter(|it| it["made_by"] == "cni").collect())

@@ -182,7 +182,7 @@ impl PeerInfo {
         self.lines().filter(|(name, _)| name.starts_with("UV_"))
     }
 
-    /// Where the line of a name is, with its end.
+    /// The range of a name's line, with its line end.
     fn place_of(&self, name: &str) -> Option<Range<usize>> {
         let mut start = 0;
         self.text.split_inclusive('\n').find_map(|line| {

@@ -31,7 +31,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 const STAY_MS: std::ops::Range<u64> = 2_000..20_000;
 const AWAY_MS: std::ops::Range<u64> = 0..4_000;
 
-/// What the clients did, and what became of it.
+/// The account of all clients: their sessions, echoes and ends.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Sessions that were connected.

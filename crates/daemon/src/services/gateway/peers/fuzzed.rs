@@ -15,7 +15,7 @@ use super::message::{Answered, Message, Serves};
 const DOCUMENTS: &[&str] = &["authority", "users"];
 const NETWORK: &str = "weft";
 const FINGERPRINT: &str = "f";
-/// What one line may lead to beside what its items do.
+/// The most outputs of one line, besides those of its items.
 const OUTPUTS_MAX: usize = 64;
 
 /// Input: lines. The first byte of each says what happens, the second is the number of another host, where one is

@@ -54,7 +54,7 @@ impl Leaving {
     }
 }
 
-/// What a client does now.
+/// The state of a client.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum State {
     /// It comes at this time.
@@ -116,7 +116,7 @@ pub(super) struct Member {
     received_bytes: u64,
     /// The last thing that it did, and when.
     did: (&'static str, Instant),
-    /// What is not in the tally yet.
+    /// Counts that are not in the tally yet.
     news: Tally,
 }
 
@@ -361,7 +361,7 @@ impl Member {
         }
     }
 
-    /// What a stock client offers.
+    /// The settings of a stock client.
     fn options(&self) -> anyhow::Result<ClientOptions> {
         let (tls, server_name) = (self.tls.clone(), tls::server_name()?);
         Ok(ClientOptions {
