@@ -157,6 +157,8 @@ pub(crate) enum Failure {
     KeyMismatch { reason: String },
     /// No answer came, or the network failed.
     Unreachable { reason: String },
+    /// The peer does not know the connection.
+    Reset,
 }
 
 /// The cause of a failure, independent of its text, which a peer may choose.
@@ -187,6 +189,7 @@ impl Failure {
             | Self::SameIdentity { reason }
             | Self::KeyMismatch { reason }
             | Self::Unreachable { reason } => reason,
+            Self::Reset => "the peer has restarted",
         }
     }
 
@@ -195,6 +198,15 @@ impl Failure {
             Self::Refused { code, .. } => Some(*code),
             Self::SameIdentity { .. } => Some(CloseCode::SameIdentity),
             _ => None,
+        }
+    }
+
+    /// The failure of an attempt in which the peer may have guessed the password once: the next one comes later, even
+    /// if the peer knows nothing of this one.
+    pub(crate) fn after_a_guess(self) -> Self {
+        match self {
+            Self::Reset => Self::protocol(self.reason()),
+            other => other,
         }
     }
 
@@ -212,7 +224,7 @@ impl Failure {
         match self {
             Self::Refused { code, .. } => code.is_refusal(),
             Self::SameIdentity { .. } | Self::KeyMismatch { .. } => true,
-            Self::Unreachable { .. } => false,
+            Self::Unreachable { .. } | Self::Reset => false,
         }
     }
 
@@ -228,7 +240,7 @@ impl Failure {
                 }
             }
             ConnectionError::TimedOut => Self::unreachable("the peer no longer answers"),
-            ConnectionError::Reset => Self::unreachable("the peer has restarted"),
+            ConnectionError::Reset => Self::Reset,
             ConnectionError::VersionMismatch => {
                 Self::unreachable("the peer speaks another version of QUIC")
             }

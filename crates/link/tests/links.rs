@@ -5,8 +5,11 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use common::raw::RawHost;
 use common::{Host, config, password, within};
 use tokio::net::UdpSocket;
 use weft_link::limits::MESSAGE_MAX_BYTES;
@@ -106,6 +109,13 @@ async fn settle(a: &mut Host, b: &mut Host, renewals: &mut [BTreeMap<u64, bool>;
     }
     assert_eq!(a.links.session_id(b.id()), b.links.session_id(a.id()));
     assert!(a.links.session_id(b.id()).is_some());
+    for host in [a, b] {
+        let lines = host.links.status();
+        let is_replaced = |line: &LinkStatus| {
+            line.reason.as_deref().is_some_and(|reason| reason.contains("newer connection"))
+        };
+        assert!(!lines.iter().any(is_replaced), "a lost race is no failure: {lines:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -170,7 +180,7 @@ async fn a_link_that_no_longer_answers_gives_way_to_another_instance() {
     let second = Config { instance: first.instance ^ 1, ..first.clone() };
     let mut a = Host::start(Config { timing: patient(), ..config(password("p")) });
     let old = Host::start(first);
-    let wire = std::sync::Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+    let wire = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
     assert!(old.links.connect(Target::from(wire.local_addr().unwrap())));
     let cable = tokio::spawn(carry(wire, old.addr, a.addr));
     let before = a.up().await;
@@ -522,7 +532,7 @@ async fn a_peer_that_falls_silent_is_down_and_comes_back_with_the_network() {
         config
     };
     let (mut a, mut b) = (Host::start(impatient()), Host::start(impatient()));
-    let wire = std::sync::Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+    let wire = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
     assert!(a.links.connect(Target::from(wire.local_addr().unwrap())));
     let cable = tokio::spawn(carry(wire.clone(), a.addr, b.addr));
     let first = a.up().await;
@@ -539,8 +549,58 @@ async fn a_peer_that_falls_silent_is_down_and_comes_back_with_the_network() {
     cable.abort();
 }
 
+/// As where a refusal is lost, and its sender has forgotten the connection meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_reset_before_it_is_a_link_is_tried_again_at_once() {
+    let mut config = config(password("p"));
+    config.timing.keep_alive = Duration::from_millis(100);
+    let (mut a, b) = (Host::start(config), Host::with_password("p"));
+    let forgetful = RawHost::new(std::net::Ipv4Addr::LOCALHOST);
+    let wire = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+    let (mute, told) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let cable = {
+        let (wire, mute, told) = (wire.clone(), mute.clone(), told.clone());
+        let (a, b, forgetful) = (a.addr, b.addr, forgetful.addr());
+        async move {
+            let mut bytes = [0; 2048];
+            let mut to = forgetful;
+            loop {
+                let (len, from) = wire.recv_from(&mut bytes).await.unwrap();
+                let there = if from == a { to } else { a };
+                if from == forgetful && mute.load(Ordering::SeqCst) {
+                    continue;
+                }
+                wire.send_to(&bytes[..len], there).await.unwrap();
+                // This packet was the reset.
+                if from == forgetful && told.load(Ordering::SeqCst) {
+                    to = b;
+                }
+            }
+        }
+    };
+    let cable = tokio::spawn(cable);
+    assert!(a.links.connect(Target::from(wire.local_addr().unwrap())));
+    let conn = within(forgetful.endpoint.accept()).await.unwrap().await.unwrap();
+    mute.store(true, Ordering::SeqCst);
+    conn.close(6_u32.into(), b"wrong password");
+    drop(conn);
+    within(forgetful.endpoint.wait_idle()).await;
+    told.store(true, Ordering::SeqCst);
+    mute.store(false, Ordering::SeqCst);
+    loop {
+        match a.event().await {
+            Event::Up { peer, .. } => break assert_eq!(peer, b.id()),
+            Event::TargetChanged { status } => {
+                assert_ne!(status.state, LinkState::Retrying, "given up: {:?}", status.reason);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    cable.abort();
+}
+
 /// Carries datagrams between two hosts.
-async fn carry(wire: std::sync::Arc<UdpSocket>, a: SocketAddr, b: SocketAddr) {
+async fn carry(wire: Arc<UdpSocket>, a: SocketAddr, b: SocketAddr) {
     let mut bytes = [0; 2048];
     loop {
         let (len, from) = wire.recv_from(&mut bytes).await.unwrap();

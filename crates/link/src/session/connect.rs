@@ -28,15 +28,22 @@ pub(crate) async fn attempt(
     addresses: Vec<SocketAddr>,
     pending: impl FnOnce(),
 ) -> Result<Outcome, Failure> {
-    let conn = connect(shared, target, addresses).await?;
+    let conn = connect(shared, target, addresses.clone()).await?;
     pending();
-    admit(shared, conn, false).await
+    let outcome = admit(shared, conn, false).await;
+    // The peer forgets a connection soon after it has refused it. Where its refusal was lost or has just arrived, the
+    // reset that follows is all that quinn tells. One more attempt learns the reason.
+    if outcome == Err(Failure::Reset) {
+        let conn = connect(shared, target, addresses).await?;
+        return admit(shared, conn, false).await.map_err(Failure::after_a_guess);
+    }
+    outcome
 }
 
 /// Replaces the connection of a link that is up.
 pub(crate) async fn renew(shared: &Arc<Shared>, target: &Target) -> Result<Outcome, Failure> {
     let conn = connect(shared, target, Vec::new()).await?;
-    admit(shared, conn, true).await
+    admit(shared, conn, true).await.map_err(Failure::after_a_guess)
 }
 
 async fn admit(shared: &Arc<Shared>, conn: Connection, renewal: bool) -> Result<Outcome, Failure> {

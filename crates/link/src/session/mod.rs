@@ -35,7 +35,7 @@ const REPLACED: &[u8] = b"replaced by a newer connection";
 pub(crate) enum Outcome {
     /// It is the link.
     Up(PeerId),
-    /// There is a link already, and both sides keep it.
+    /// There is another connection, which both sides keep.
     Duplicate(PeerId),
 }
 
@@ -60,8 +60,12 @@ pub(crate) async fn conclude(
             Some(Step::Use(decision)) => follow(shared, admitted, decision),
             _ => Err(Failure::protocol("the peer sent something else than its decision")),
         },
+        // The peer may also have decided for this connection, and then for a newer one.
         Err(FrameError::Lost(ConnectionError::ApplicationClosed(close)))
-            if CloseCode::from_wire(close.error_code) == CloseCode::Duplicate =>
+            if matches!(
+                CloseCode::from_wire(close.error_code),
+                CloseCode::Duplicate | CloseCode::Replaced
+            ) =>
         {
             Ok(Outcome::Duplicate(admitted.peer))
         }
