@@ -405,8 +405,17 @@ impl Control {
         let gone: Vec<PeerId> = meant.into_iter().map(|peer| peer.peer).collect();
         let gone: Vec<PeerId> =
             gone.into_iter().filter(|peer| self.mesh.forget_member(*peer)).collect();
-        gone.iter().for_each(|peer| drop(self.lost.remove(peer)));
+        // The mesh tells of it only once its state is saved. The user's next look must not show them any more.
+        gone.iter().for_each(|peer| self.drop_gone(*peer));
         (gone, linked)
+    }
+
+    /// Drops all that is kept for a host that is forgotten, and dials it no more.
+    fn drop_gone(&mut self, peer: PeerId) {
+        self.lost.remove(&peer);
+        self.paths.handle_peer_gone(Instant::now(), peer);
+        self.sources.remove(&peer);
+        self.links.forget_peer(peer);
     }
 
     /// Carries out everything that follows from the last input.
@@ -557,8 +566,11 @@ impl Control {
                 self.saving.begin(&self.store, *state, self.mesh.unsure().is_none());
             }
             Output::Send { peer, message } => self.send(peer, &ControlMessage::Mesh(message)),
+            // An output waits while the state is saved, and the host may have been forgotten since.
             Output::Dial { peer, addresses } => {
-                self.links.connect_peer(peer, &addresses);
+                if !self.mesh.is_forgotten(peer) {
+                    self.links.connect_peer(peer, &addresses);
+                }
             }
             Output::Endpoints { vni, add, remove } => self.set_endpoints(vni, add, &remove),
             Output::NetworkPeers { vni, peers } => self.engines.set_network_peers(vni, peers),
@@ -578,9 +590,7 @@ impl Control {
             }
             Output::Changed(change) => {
                 if let weft_mesh::Change::MemberForgotten { peer } = &change {
-                    self.paths.handle_peer_gone(Instant::now(), *peer);
-                    self.sources.remove(peer);
-                    self.links.forget_peer(*peer);
+                    self.drop_gone(*peer);
                 }
                 if let weft_mesh::Change::NetworkEnded { vni, .. } = &change {
                     self.networks.end(*vni);

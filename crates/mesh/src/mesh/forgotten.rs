@@ -24,8 +24,9 @@ impl Mesh {
         forgotten
     }
 
-    /// Whether statements about a host are ignored.
-    pub(crate) fn is_forgotten(&self, peer: PeerId) -> bool {
+    /// Whether the user told this host to forget that one: statements about it are ignored, and it is not dialled.
+    #[must_use]
+    pub fn is_forgotten(&self, peer: PeerId) -> bool {
         self.state.forgotten.contains(&peer)
     }
 
