@@ -1,7 +1,8 @@
 //! Starting and stopping: the order in which the daemon's parts come up and go down.
 
+mod services;
+
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -12,14 +13,14 @@ use ipnet::IpNet;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
-use weft_api::{ApiListener, Attachment, Invitation};
+use weft_api::{ApiListener, Invitation};
 use weft_crypto::PeerId;
 use weft_engine::{Engine, EngineConfig};
+use weft_kernel::Kernel;
 use weft_kernel::engine::{
     DATA_CHANNEL_PORT, ENCAPSULATION_PORT, KernelEngine, KernelEngineConfig, SocketKeeper,
     probe_mac,
 };
-use weft_kernel::{HostRoute, Kernel, LinkEvent};
 use weft_link::{Admission, Identity, Links, Secret, Target};
 use weft_mesh::{Founding, Mesh};
 use weft_path::{Mac, Paths, Vni};
@@ -37,24 +38,22 @@ use crate::core::service_messages::{Service, ServiceMessages};
 use crate::core::targets::{TARGETS_FILE, Targets};
 use crate::core::turns::Turns;
 use crate::core::unheard::Unheard;
-use crate::devices::{EXPOSED_INTERFACE, SWITCH, TAP, exposed_on};
+use crate::devices::{SWITCH, TAP};
 use crate::http::daemon::{CHANGES_MAX, Daemon};
-use crate::services::attach::loops::tell_of_rounds;
-use crate::services::attach::mend::keep_interfaces;
 use crate::services::attach::ports::{DirectPorts, remote_set};
 use crate::services::attach::shortcuts::Shortcuts;
-use crate::services::attach::{Attachments, EXPOSE, SavedAttachments};
+use crate::services::attach::{Attachments, SavedAttachments};
 use crate::services::cni::Cni;
 use crate::services::docker::Docker;
 use crate::services::gateway::{Gateway, Peers};
 use crate::services::names::Names;
 use crate::services::names::announced::Announcer;
 use crate::services::networks::Networks;
-use crate::services::resolved::{Interfaces, Resolved};
-use crate::services::supervisor::{Health, Pulse, Supervisor};
+use crate::services::resolved::Resolved;
+use crate::services::supervisor::Health;
 use crate::upkeep::firewall::Firewall;
-use crate::upkeep::forward::{keep_accepted, remove_accepted};
-use crate::upkeep::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu, widest_format};
+use crate::upkeep::forward::remove_accepted;
+use crate::upkeep::mtu::{container_mtu, link_mtu, widest_format};
 use crate::upkeep::origin::Notes;
 use crate::upkeep::store::{IDENTITY_FILE, Lock, MESH_FILE, Store};
 
@@ -98,7 +97,8 @@ async fn run_async(
     let (listener, socket) = listen(&settings.runtime_dir)?;
     let prepared = prepare(&settings, &kernel).await?;
     let (daemon, control, kernel_engine) = start(settings, services, &kernel, prepared).await?;
-    let supervisor = start_services(&daemon, &kernel, &kernel_engine);
+    let supervisor = services::start(&daemon, &kernel, &kernel_engine);
+    tokio::spawn(stop_on_signal(Arc::clone(&daemon.stop)));
     serve(listener, Arc::clone(&daemon), control, ready).await;
     daemon.gateway.end().await;
     drop(supervisor);
@@ -107,113 +107,6 @@ async fn run_async(
     drop(socket);
     tracing::info!("weft has stopped");
     Ok(())
-}
-
-/// Starts the services beside the core.
-fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) -> Supervisor {
-    use crate::services::attach::{bypass, kept, learned, port_locks, shortcuts, way_out};
-    let mut all = Supervisor::new(daemon.services.clone(), daemon.health.clone());
-    let (daemon, kernel) = (Arc::clone(daemon), kernel.clone());
-    let attachments = Arc::clone(&daemon.attachments);
-    // Clones the parts that each run of a service needs.
-    macro_rules! start {
-        ($name:literal, [$($part:ident),*], $service:expr) => {{
-            $(let $part = $part.clone();)*
-            all.start($name, move |pulse| {
-                $(let $part = $part.clone();)*
-                $service(pulse)
-            });
-        }};
-    }
-    let (engine, switch) = (engine.clone(), engine.switch());
-    start!("interfaces", [kernel, engine, attachments], |pulse| {
-        watch_interfaces(kernel, engine, attachments, pulse)
-    });
-    start!("networks", [daemon, attachments], |pulse| {
-        let plug_in = move |vni| {
-            let attachments = Arc::clone(&attachments);
-            async move { attachments.plug_in_on(vni).await }
-        };
-        crate::services::networks::keep(Arc::clone(&daemon.networks), plug_in, pulse)
-    });
-    start!("shortcuts", [attachments], |pulse| shortcuts::keep_all(attachments, pulse));
-    start!("bypass", [attachments], |pulse| bypass::keep_looking(attachments, pulse));
-    start!("retries", [attachments], |pulse| kept::keep_trying(attachments, pulse));
-    start!("mending", [kernel, attachments], |pulse| keep_interfaces(kernel, attachments, pulse));
-    start!("way out", [kernel, attachments], |pulse| way_out::keep(kernel, attachments, pulse));
-    start!("state files", [daemon], |pulse| keep_saving(daemon, pulse));
-    start!("routes", [daemon, kernel], |pulse| watch_routes(daemon, kernel, pulse));
-    start!("loops", [daemon, attachments], |pulse| {
-        tell_of_rounds(attachments, daemon.warnings.clone(), pulse)
-    });
-    start!("port lock", [daemon, attachments], |pulse| {
-        port_locks::keep(attachments, daemon.warnings.clone(), pulse)
-    });
-    start!("addresses behind ports", [attachments], |pulse| learned::keep(attachments, pulse));
-    start!("cni", [daemon], |pulse| crate::services::cni::serve(Arc::clone(&daemon.cni), pulse));
-    start!("docker plugin", [daemon], |pulse| {
-        crate::services::docker::serve(Arc::clone(&daemon.docker), pulse)
-    });
-    start!("docker events", [daemon], |pulse| {
-        crate::services::docker::follow_events(Arc::clone(&daemon.docker), pulse)
-    });
-    start!("docker lists", [daemon], |pulse| {
-        crate::services::docker::keep_comparing(Arc::clone(&daemon.docker), pulse)
-    });
-    start!("gateway", [daemon], |pulse| {
-        crate::services::gateway::keep(Arc::clone(&daemon.gateway), pulse)
-    });
-    start!("client names", [daemon], |pulse| {
-        crate::services::gateway::keep_names(Arc::clone(&daemon.gateway), pulse)
-    });
-    start!("gateway peers", [daemon], |pulse| {
-        crate::services::gateway::keep_peers(Arc::clone(&daemon.gateway), pulse)
-    });
-    start!("names", [daemon], |pulse| {
-        crate::services::names::serve(Arc::clone(&daemon.names), daemon.control.clone(), pulse)
-    });
-    start!("dns addresses", [daemon, attachments], |pulse| {
-        let shown = attachments.shown();
-        crate::services::names::exposed::follow(Arc::clone(&daemon.names), shown, pulse)
-    });
-    start!("host dns", [daemon, kernel, attachments], |pulse| {
-        let shown = attachments.shown();
-        let look = move || interfaces_on_networks(kernel.clone(), Arc::clone(&shown.borrow()));
-        crate::services::resolved::keep(Arc::clone(&daemon.resolved), look, pulse)
-    });
-    start!("forward rule", [daemon, kernel], |pulse| {
-        keep_accepted(kernel, switch, daemon.networks.held(), pulse)
-    });
-    start!("firewall", [daemon, kernel, engine], |pulse| {
-        let (settings, held) = (daemon.settings.clone(), daemon.networks.held());
-        daemon.firewall.clone().keep((kernel, engine), settings, held, pulse)
-    });
-    start!("link mtu", [daemon, kernel], |pulse| {
-        let (links, control) = (daemon.links.clone(), daemon.control.clone());
-        follow_link_mtu(daemon.settings.clone(), kernel, links, control, pulse)
-    });
-    tokio::spawn(stop_on_signal(Arc::clone(&daemon.stop)));
-    all
-}
-
-/// This host's interfaces on networks: those of `weft expose`, and the switch of `weft`, which may have an address by
-/// hand.
-async fn interfaces_on_networks(kernel: Kernel, shown: Arc<Vec<Attachment>>) -> Vec<Interfaces> {
-    let is_other = |it: &&Attachment| it.made_by == EXPOSE && it.vni != Vni::WEFT.0;
-    let other = |it: &Attachment| (Some(it.network.clone()), vec![exposed_on(Vni(it.vni))]);
-    let weft = (None, vec![EXPOSED_INTERFACE.to_owned(), SWITCH.to_owned()]);
-    let networks = shown.iter().filter(is_other).map(other);
-    let networks: Vec<_> = std::iter::once(weft).chain(networks).collect();
-    let mut found = Vec::with_capacity(networks.len());
-    for (network, names) in networks {
-        let mut devices = Vec::new();
-        for name in names {
-            // The kernel may not tell; it is asked again soon.
-            devices.extend(kernel.device_addresses(&name).await.ok().flatten());
-        }
-        found.push(Interfaces { network, devices });
-    }
-    found
 }
 
 /// Checks the range against the host's routes. A host that was on the network before already has containers in
@@ -655,80 +548,6 @@ fn targets(settings: &Settings, store: &Store) -> Result<Vec<Target>, StartError
     Ok(texts.iter().map(|text| text.parse()).collect::<Result<_, _>>()?)
 }
 
-/// Repeats failed writes until they succeed.
-async fn keep_saving(daemon: Arc<Daemon>, pulse: Pulse) {
-    match daemon.store.keep_trying(&pulse).await {}
-}
-
-/// Notices when containers end, and plugs them in again when the switch was removed.
-async fn watch_interfaces(
-    kernel: Kernel,
-    engine: KernelEngine,
-    attachments: Arc<Attachments>,
-    pulse: Pulse,
-) {
-    let mut look = pulse.is_again();
-    loop {
-        let Err(error) = follow_interfaces(&kernel, &engine, &attachments, &pulse, look).await;
-        look = true;
-        tracing::warn!(%error, again_ms = WATCH_RETRY_MS, "cannot watch interfaces");
-        pulse.wait(tokio::time::sleep(Duration::from_millis(WATCH_RETRY_MS))).await;
-    }
-}
-
-async fn follow_interfaces(
-    kernel: &Kernel,
-    engine: &KernelEngine,
-    attachments: &Attachments,
-    pulse: &Pulse,
-    look: bool,
-) -> Result<Infallible, weft_kernel::KernelError> {
-    let mut watch = kernel.watch().await?;
-    if look {
-        // The switch or a container may have gone while nothing watched.
-        engine.repair().await;
-        attachments.plug_in_all().await;
-    }
-    loop {
-        match pulse.wait(watch.next()).await? {
-            LinkEvent::Removed { name } if name == SWITCH => {
-                engine.repair().await;
-                attachments.plug_in_all().await;
-            }
-            LinkEvent::Removed { name } if name == TAP => attachments.renew_tap().await,
-            LinkEvent::Removed { name } => attachments.interface_removed(&name).await,
-            _ => {}
-        }
-    }
-}
-
-/// Warns of routes of the host that contain the range or lie in it, as they come and go.
-async fn watch_routes(daemon: Arc<Daemon>, kernel: Kernel, pulse: Pulse) {
-    let (range, warnings) = (IpNet::V4(daemon.settings.range), &daemon.warnings);
-    let warn = |route: HostRoute| {
-        let HostRoute { destination, interface, .. } = route;
-        let how = if range.contains(&destination) { "lies in" } else { "contains" };
-        format!(
-            "the host's route {destination} via {interface} {how} the range {range}: containers cannot reach the destinations of this route; remove it, or launch all hosts with another --ipalloc-range"
-        )
-    };
-    loop {
-        let look = async {
-            let mut watch = kernel.watch_routes(0)?;
-            loop {
-                let routes = kernel.range_routes(range).await?;
-                warnings.set("routes", routes.into_iter().map(warn).collect());
-                pulse.wait(watch.changed()).await?;
-                pulse.wait(tokio::time::sleep(Duration::from_millis(ROUTES_LOOK_MS))).await;
-            }
-        };
-        let result: Result<Infallible, weft_kernel::KernelError> = look.await;
-        let Err(error) = result;
-        tracing::debug!(%error, "cannot watch routes");
-        pulse.wait(tokio::time::sleep(Duration::from_millis(ROUTES_LOOK_MS))).await;
-    }
-}
-
 async fn serve_api(listener: ApiListener, daemon: Arc<Daemon>) {
     if let Err(error) = weft_api::serve(listener, crate::http::router(daemon)).await {
         tracing::error!(%error, "the API server has stopped");
@@ -753,8 +572,6 @@ async fn stop_on_signal(stop: Arc<watch::Sender<bool>>) {
 const CORE_THREADS: usize = 2;
 /// Threads of everything that the kernel or the disk may hold up.
 const SERVICE_THREADS: usize = 4;
-/// Shortest pause between two checks of the host's routes, which may be a million, in milliseconds.
-const ROUTES_LOOK_MS: u64 = 5_000;
 const SHUTDOWN_TIMEOUT_MS: u64 = 2_000;
 const REQUESTS_QUEUED_MAX: usize = 1_024;
 

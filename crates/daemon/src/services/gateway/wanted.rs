@@ -50,26 +50,9 @@ impl Gateway {
             Some(import) => import.fill(request),
             None => request,
         };
-        let ServeRequest { listen, remotes, .. } = &request;
-        if listen.len() > LISTEN_MAX || remotes.len() > LISTEN_MAX {
-            return bad(format!("at most {LISTEN_MAX} addresses to listen on, and as many places"));
-        }
-        if let Some(place) = remotes.iter().find(|place| !places::is_place(place)) {
-            return bad(format!(
-                "{place:?} is no place for profiles: give HOST or HOST:PORT, with udp: or tcp: before it"
-            ));
-        }
-        if let Err(text) = push::check(&request.pushes) {
-            return bad(text);
-        }
-        let ping_s = *request.ping_s.get_or_insert(PING_S);
-        let restart_s = *request.ping_restart_s.get_or_insert(PING_RESTART_S);
-        if ping_s == 0 || restart_s <= ping_s || restart_s > PING_MAX_S {
-            return bad(format!(
-                "ping {ping_s} and ping-restart {restart_s} do not fit: 0 < ping < ping-restart <= {PING_MAX_S} seconds"
-            ));
-        }
-        if let Some(fault) = login::fault(&request.login) {
+        request.ping_s.get_or_insert(PING_S);
+        request.ping_restart_s.get_or_insert(PING_RESTART_S);
+        if let Some(fault) = fault(&request) {
             return bad(fault);
         }
         request.tools = self.checked_tools(request.tools)?;
@@ -105,6 +88,30 @@ impl Gateway {
     pub(super) fn login_settings(&self) -> LoginSettings {
         self.wanted_now().map(|wanted| wanted.request.login).unwrap_or_default()
     }
+}
+
+/// The fault of a request by itself, if it has one.
+fn fault(request: &ServeRequest) -> Option<String> {
+    let ServeRequest { listen, remotes, .. } = request;
+    if listen.len() > LISTEN_MAX || remotes.len() > LISTEN_MAX {
+        return Some(format!("at most {LISTEN_MAX} addresses to listen on, and as many places"));
+    }
+    if let Some(place) = remotes.iter().find(|place| !places::is_place(place)) {
+        return Some(format!(
+            "{place:?} is no place for profiles: give HOST or HOST:PORT, with udp: or tcp: before it"
+        ));
+    }
+    if let Err(text) = push::check(&request.pushes) {
+        return Some(text);
+    }
+    let ping_s = request.ping_s.unwrap_or(PING_S);
+    let restart_s = request.ping_restart_s.unwrap_or(PING_RESTART_S);
+    if ping_s == 0 || restart_s <= ping_s || restart_s > PING_MAX_S {
+        return Some(format!(
+            "ping {ping_s} and ping-restart {restart_s} do not fit: 0 < ping < ping-restart <= {PING_MAX_S} seconds"
+        ));
+    }
+    login::fault(&request.login)
 }
 
 #[cfg(test)]
