@@ -257,6 +257,8 @@ fn owner_of(directory: &Path) -> Owner {
     match fs::read_to_string(directory.join("owner")) {
         Ok(mark) => judge_mark(&mark, start_time_of),
         Err(_) if is_being_made(directory) => Owner::Alive,
+        // Another failure says nothing of the owner.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Owner::Alive,
         Err(_) => Owner::Gone,
     }
 }
