@@ -243,9 +243,12 @@ fn end_processes(names: &[String]) {
     }
 }
 
+/// Writes the mark whole: a sweep that reads a part of it would take the owner for gone.
 fn write_owner(directory: &Path, mark: &str) -> Result<(), SandboxError> {
-    let file = directory.join("owner");
-    fs::write(&file, mark).map_err(SandboxError::io(format!("write {}", file.display())))
+    let (file, fresh) = (directory.join("owner"), directory.join("owner.new"));
+    fs::write(&fresh, mark)
+        .and_then(|()| fs::rename(&fresh, &file))
+        .map_err(SandboxError::io(format!("write {}", file.display())))
 }
 
 fn own_mark() -> String {
@@ -254,21 +257,23 @@ fn own_mark() -> String {
 }
 
 fn owner_of(directory: &Path) -> Owner {
+    // While its maker lives, nobody touches it: a removal would go on after the directory has its name.
+    if let Some(pid) = maker_of(directory) {
+        return if start_time_of(pid).is_some() { Owner::Alive } else { Owner::Gone };
+    }
     match fs::read_to_string(directory.join("owner")) {
         Ok(mark) => judge_mark(&mark, start_time_of),
-        Err(_) if is_being_made(directory) => Owner::Alive,
         // Another failure says nothing of the owner.
         Err(error) if error.kind() != io::ErrorKind::NotFound => Owner::Alive,
         Err(_) => Owner::Gone,
     }
 }
 
-/// Whether the directory is one of [`take`]'s, and the process named in it lives: the mark comes next.
-fn is_being_made(directory: &Path) -> bool {
-    let name = directory.file_name().unwrap_or_default().to_string_lossy();
-    let pid = name.strip_prefix('.').and_then(|name| name.rsplit_once('-'));
-    let pid = pid.and_then(|(_, pid)| pid.parse().ok());
-    pid.and_then(start_time_of).is_some()
+/// The process that makes the directory, if that is one of [`take`]'s and has no tag for its name yet.
+fn maker_of(directory: &Path) -> Option<u32> {
+    let name = directory.file_name()?.to_string_lossy();
+    let (_, pid) = name.strip_prefix('.')?.rsplit_once('-')?;
+    pid.parse().ok()
 }
 
 fn judge_mark(mark: &str, start_time_of: impl Fn(u32) -> Option<u64>) -> Owner {
@@ -380,7 +385,11 @@ mod tests {
             let directory = root.path().join(name);
             fs::create_dir(&directory).map(|()| owner_of(&directory))
         };
-        assert_eq!(of(format!(".0a1b-{}", std::process::id()))?, Owner::Alive);
+        let made = format!(".0a1b-{}", std::process::id());
+        assert_eq!(of(made.clone())?, Owner::Alive);
+        // Its file is there, and the mark is not in it yet.
+        fs::write(root.path().join(&made).join("owner"), "")?;
+        assert_eq!(owner_of(&root.path().join(&made)), Owner::Alive);
         // Beyond the largest process id that Linux gives.
         assert_eq!(of(".0a1b-4194305".to_owned())?, Owner::Gone);
         assert_eq!(of("0a1b".to_owned())?, Owner::Gone);
