@@ -32,6 +32,8 @@ const AT_ONCE: usize = 6;
 const ONE_PASSED: &str = "test result: ok. 1 passed;";
 /// What a test says of a part that it leaves out on this machine.
 const LEFT_OUT: &str = "not tested here:";
+/// The line of a test that has removed another run's sandbox.
+const SWEPT: &str = "removed what the killed run";
 /// How many of the slowest tests are named at the end.
 const SLOWEST: usize = 10;
 
@@ -297,7 +299,8 @@ fn outcome_of(
     Ok(match status {
         None => Some(format!("{said}\n---- {} stdout ----\nran over its limit\n", test.name)),
         Some(status) if status.success() && said.contains(ONE_PASSED) => {
-            said.lines().filter(|line| line.contains(LEFT_OUT)).for_each(|line| note(line.trim()));
+            let is_told = |line: &&str| line.contains(LEFT_OUT) || line.contains(SWEPT);
+            said.lines().filter(is_told).for_each(|line| note(line.trim()));
             None
         }
         // An ignored test, or one that no longer exists.
