@@ -16,7 +16,7 @@ const REST_DATAGRAMS_MAX: usize = (16 << 20) / 768;
 pub(crate) struct Notices {
     socket: TokioSocket,
     buffer: Vec<u8>,
-    /// How many datagrams may still be read before an overrun is told; 0: there is none to tell.
+    /// One more than the datagrams that may still be read before an overrun is told; 0: there is none to tell.
     rest: usize,
 }
 
@@ -57,15 +57,16 @@ impl Notices {
                 read => return read.map(|()| Datagram::of(&mut self.buffer)),
             }
         }
-        while self.rest > 0 {
+        while self.rest > 1 {
             self.rest -= 1;
             match socket::read_now(&self.socket, &mut self.buffer) {
                 Ok(()) => return Ok(Datagram::of(&mut self.buffer)),
                 Err(error) if is_overrun(&error) => {}
                 // The socket is empty; or it has failed, which will recur.
-                Err(_) => self.rest = 0,
+                Err(_) => self.rest = 1,
             }
         }
+        self.rest = 0;
         Err(Errno::NOBUFS.into())
     }
 }
@@ -126,6 +127,11 @@ mod tests {
             let heard = tokio::time::timeout(Duration::from_secs(20), notices.receive()).await;
             let kinds: Vec<u16> = heard.unwrap().unwrap().messages().map(|it| it.kind).collect();
             assert_eq!(kinds, [NEW_LINK]);
+            // An overrun is told as well where the socket is never found empty.
+            change_loopback(4);
+            notices.rest = 2;
+            assert!(notices.receive().await.is_ok());
+            assert!(is_overrun(&notices.receive().await.map(drop).unwrap_err()));
         };
         let in_its_namespace = || {
             unshare_network().expect("this test makes a network namespace and must run as root");
