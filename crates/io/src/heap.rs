@@ -10,9 +10,9 @@ const HEAPS_MAX: libc::c_int = 2;
 /// Has freed memory go back to the system, or to the next user, rather than stay where nobody takes it. For a process
 /// that keeps many small things and makes large ones for a moment. Called at its start, before there are threads.
 ///
-/// The C library would give each thread a heap of its own, up to eight for each core, and put large blocks into them
-/// once it has seen a few go. What is freed there serves that heap alone, and small things that stay keep it from being
-/// given back. A process of ten thousand sessions held 70 MiB in that way.
+/// The C library would give each thread a heap of its own, up to eight for each core. Once it has seen a few large
+/// blocks go, it would put these there, too. Freed memory serves its heap alone, and small things that stay keep it
+/// from being given back. A process of ten thousand sessions held 70 MiB in that way.
 ///
 /// With another C library than glibc nothing is changed.
 pub fn keep_compact() {

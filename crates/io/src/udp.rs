@@ -361,8 +361,8 @@ impl AsFd for UdpSocket {
 }
 
 impl Remote {
-    /// A destination for identification only, which no socket sends to: [`UdpSocket::remote`] makes those
-    /// that are sent to.
+    /// A destination in the form of its own family, for identification and for [`send_from`]: Linux takes an IPv4
+    /// address on a socket of IPv6, too. [`UdpSocket::remote`] makes those that [`UdpSocket::send_run`] takes.
     pub fn of(address: SocketAddr) -> Self {
         let address = canonical(address);
         let raw = match address {

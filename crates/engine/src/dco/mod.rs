@@ -319,8 +319,8 @@ impl Device {
         self.common.waker.wake();
     }
 
-    /// Sends a packet of the control channel by a UDP socket that [`Self::hold`] took in, to somebody who need not be a
-    /// peer; from an address of ours, if one is given that is ours.
+    /// Sends a packet of the control channel by a UDP socket that [`Self::hold`] took in. The receiver need not be a
+    /// peer. It is sent from the local address that is given, if that is still ours.
     ///
     /// # Errors
     /// There is no such socket, or it does not take the packet.

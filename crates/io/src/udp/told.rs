@@ -110,7 +110,11 @@ mod tests {
 
     #[test]
     fn an_answer_leaves_from_the_address_that_was_spoken_to() {
-        for (all, client, server) in [("0.0.0.0", "127.0.0.1", "127.0.0.7"), ("::", "::1", "::1")] {
+        for (all, client, server) in [
+            ("0.0.0.0", "127.0.0.1", "127.0.0.7"),
+            ("::", "127.0.0.1", "127.0.0.7"),
+            ("::", "::1", "::1"),
+        ] {
             let (socket, port) = bound(all);
             tell_destinations(&socket).unwrap();
             let (other, _) = bound(client);
