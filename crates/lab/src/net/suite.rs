@@ -162,15 +162,19 @@ struct Ending {
 /// Nothing fits the request, or a build failed. A test that fails is not an error.
 pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
     let programs = programs(&PLACES, request.name.as_deref())?;
-    let Plan { beside, quiet, alone } = planned(&programs, request)?;
+    let mut plan = planned(&programs, request)?;
     for (pattern, build) in OF_GO {
-        let mut all = beside.iter().chain(&quiet).chain(&alone);
-        if all.any(|test| fits(pattern, &test.name)) {
-            // A test that is left out says why.
-            let _ = build();
+        if plan.has(pattern) {
+            let built = build();
             interrupt::check()?;
+            if let Err(LeftOut(why)) = built {
+                // Each of its tests would try again, for as long as this took.
+                note(&format!("{LEFT_OUT} {pattern}: {why}"));
+                plan.leave_out(pattern);
+            }
         }
     }
+    let Plan { beside, quiet, alone } = plan;
     let folder = folder_of(PACKAGE)?;
     let limit = (request.ring != Ring::Soak).then_some(TEST_LIMIT);
     let counts = (beside.len(), quiet.len(), alone.len());
@@ -197,6 +201,19 @@ struct Plan {
     beside: Vec<Test>,
     quiet: Vec<Test>,
     alone: Vec<Test>,
+}
+
+impl Plan {
+    fn has(&self, pattern: &str) -> bool {
+        let mut all = self.beside.iter().chain(&self.quiet).chain(&self.alone);
+        all.any(|test| fits(pattern, &test.name))
+    }
+
+    fn leave_out(&mut self, pattern: &str) {
+        for tests in [&mut self.beside, &mut self.quiet, &mut self.alone] {
+            tests.retain(|test| !fits(pattern, &test.name));
+        }
+    }
 }
 
 fn planned(programs: &[Program], request: &Request) -> anyhow::Result<Plan> {
@@ -359,6 +376,10 @@ mod tests {
         let name = |name: &str| Request { name: Some(name.to_owned()), ..Request::default() };
         assert_eq!(counts(planned(&all, &name("net_dco::a")).unwrap()), (2, 0, 0));
         assert_eq!(counts(planned(&all, &name("b")).unwrap()), (1, 1, 1));
+        let mut without = planned(&all, &name("b")).unwrap();
+        assert!(without.has("net_top::*") && !without.has("net_top::a*"));
+        without.leave_out("net_top::*");
+        assert_eq!(counts(without), (1, 1, 0));
         assert!(planned(&all, &name("nothing")).is_err());
         let error = planned(&all, &Request::default()).map(drop).unwrap_err();
         assert!(error.to_string().contains("no test fits"), "{error}");
