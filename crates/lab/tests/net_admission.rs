@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 use weft_bench::sandbox::{Host, Sandbox, SandboxOptions, try_wait_until};
 use weft_lab::net::{Lab, counter, wait_connection};
 
+/// The longest until a refusal shows, on a machine that builds beside.
+const REFUSED: Duration = Duration::from_secs(20);
+
 fn sandbox() -> anyhow::Result<Sandbox> {
     Ok(Sandbox::new(&SandboxOptions::default())?)
 }
@@ -28,7 +31,7 @@ fn a_wrong_password_is_refused_with_the_reason_on_both_sides() -> anyhow::Result
             c["state"] == "failed"
                 && c["reason"].as_str().is_some_and(|reason| reason.contains("wrong password"))
         };
-        let connection = wait_connection(host, "a refusal", Duration::from_secs(3), refused)?;
+        let connection = wait_connection(host, "a refusal", REFUSED, refused)?;
         assert!(connection["cipher"].is_null(), "{connection}");
     }
     assert_eq!(counter(one, "sas")?, 0, "key material was tried");
@@ -73,7 +76,7 @@ fn a_token_lets_one_host_in_once_and_the_secret_it_learns_lets_it_come_back() ->
     two.wait_connected(1, Duration::from_secs(15))?;
     three.start_daemon_with(&[&target], &[("WEFT_TOKEN", &token)])?;
     let refused = |c: &serde_json::Value| c["state"] == "failed" && c["reason"].is_string();
-    wait_connection(three, "a refusal of the used token", Duration::from_secs(5), refused)?;
+    wait_connection(three, "a refusal of the used token", REFUSED, refused)?;
 
     two.kill_daemon();
     two.start_daemon(&[])?;
@@ -82,7 +85,7 @@ fn a_token_lets_one_host_in_once_and_the_secret_it_learns_lets_it_come_back() ->
     three.stop_daemon()?;
     let wrong_key = format!("{}#{}", one.ipv4(), "ab".repeat(16));
     three.start_daemon_with(&[&wrong_key], &[("WEFT_TOKEN", &token)])?;
-    wait_connection(three, "a refusal of another key", Duration::from_secs(5), refused)?;
+    wait_connection(three, "a refusal of another key", REFUSED, refused)?;
     Ok(())
 }
 
@@ -99,7 +102,7 @@ fn hosts_founded_apart_refuse_each_other_and_say_so() -> anyhow::Result<()> {
         let refused = |c: &serde_json::Value| {
             c["reason"].as_str().is_some_and(|reason| reason.contains("weft reset"))
         };
-        wait_connection(host, "a refusal", Duration::from_secs(5), refused)?;
+        wait_connection(host, "a refusal", REFUSED, refused)?;
     }
     Ok(())
 }
