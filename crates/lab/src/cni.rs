@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use serde_json::{Map, Value, json};
-use weft_bench::sandbox::{Host, Netns, Sandbox};
+use weft_bench::sandbox::{Host, Netns, Sandbox, try_wait_until};
 
 use crate::packages::unpacked;
 
@@ -16,6 +16,8 @@ use crate::packages::unpacked;
 const PACKAGES: [&str; 1] = ["containernetworking-plugins"];
 /// Their place in the package.
 const PLACE: &str = "usr/lib/cni";
+/// How long the last traces of containers may take to go.
+const CLEAN_LIMIT: Duration = Duration::from_secs(20);
 
 /// A directory with the reference plugins.
 ///
@@ -48,6 +50,19 @@ pub fn leftovers(host: &Host) -> anyhow::Result<String> {
         left.push(format!("{used} addresses are in use by {} attachments", attached.len()));
     }
     Ok(left.join("\n"))
+}
+
+/// Waits until nothing of any container is left on a host: no [`leftovers`].
+///
+/// # Errors
+/// What is left.
+pub fn wait_clean(host: &Host) -> anyhow::Result<()> {
+    let mut left = String::new();
+    let clean = try_wait_until("containers to leave nothing behind", CLEAN_LIMIT, || {
+        left = leftovers(host).unwrap_or_else(|error| error.to_string());
+        Ok(left.is_empty())
+    });
+    clean.map(drop).with_context(|| left)
 }
 
 /// A configuration that `weft setup-cni` has written for a host.

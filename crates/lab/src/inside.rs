@@ -6,12 +6,15 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use weft_bench::sandbox::secluded::{Secluded, make_directories};
-use weft_bench::sandbox::{Host, Programs, Running, Sandbox};
+use weft_bench::sandbox::{Host, Programs, Running, Sandbox, SandboxOptions};
 
 use crate::cni::reference_plugins;
+use crate::net::Lab;
 
 /// How long a place without a daemon may take.
 const START_LIMIT: Duration = Duration::from_secs(10);
+/// The switches of a host that forwards packets.
+const FORWARDING: [&str; 2] = ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"];
 
 /// Makes a place on a host where no daemon runs. It ends with the value.
 ///
@@ -30,6 +33,32 @@ pub fn place(sandbox: &Sandbox, host: &Host) -> anyhow::Result<Running> {
     };
     let made = directory.join("made");
     Ok(secluded.start(host, || made.exists())?)
+}
+
+/// Two hosts that forward packets. Each has a runtime, Weft's daemon beside it, and a network of CNI that leads out.
+///
+/// # Errors
+/// A part does not start.
+pub fn two_hosts<R>(
+    start: impl Fn(&Sandbox, &Host) -> anyhow::Result<R>,
+    inside: impl Fn(&R) -> Inside,
+) -> anyhow::Result<(Lab, [R; 2])> {
+    let lab = Lab { sandbox: Sandbox::new(&SandboxOptions::default())? };
+    let started = |index| {
+        let (sandbox, host) = (&lab.sandbox, lab.host(index));
+        let runtime = start(sandbox, host)?;
+        inside(&runtime).launch(sandbox, host, &[])?;
+        anyhow::Ok(runtime)
+    };
+    let runtimes = [started(0)?, started(1)?];
+    lab.wait_active()?;
+    for (runtime, host) in runtimes.iter().zip(lab.sandbox.hosts()) {
+        for switch in FORWARDING {
+            host.netns().exec(&["sysctl", "-qw", switch])?.success()?;
+        }
+        inside(runtime).set_up_cni(host, &["--masquerade"])?;
+    }
+    Ok((lab, runtimes))
 }
 
 /// Programs that run in the namespaces of a daemon.

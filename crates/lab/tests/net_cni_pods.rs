@@ -6,11 +6,11 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 use weft::doctor::find_program;
 use weft_bench::sandbox::progress::note;
-use weft_bench::sandbox::{Host, Sandbox, SandboxOptions, try_wait_until};
-use weft_lab::cni::leftovers;
+use weft_bench::sandbox::{Host, try_wait_until};
+use weft_lab::cni::wait_clean;
 use weft_lab::containerd::Containerd;
 use weft_lab::cri::{Cri, Pod};
-use weft_lab::net::Lab;
+use weft_lab::inside::two_hosts;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const SLEEP: [&str; 2] = ["/bin/sleep", "600"];
@@ -31,13 +31,6 @@ fn expose(host: &Host) -> anyhow::Result<String> {
     Ok(net.split('/').next().unwrap_or(net).to_owned())
 }
 
-fn wait_clean(host: &Host) -> anyhow::Result<()> {
-    let clean = try_wait_until("pods to leave nothing behind", LIMIT, || {
-        Ok(leftovers(host).is_ok_and(|left| left.is_empty()))
-    });
-    clean.map(drop).with_context(|| leftovers(host).unwrap_or_default())
-}
-
 #[test]
 fn pods_of_two_hosts_reach_each_other_and_leave_nothing() -> anyhow::Result<()> {
     if find_program("crictl").is_none() {
@@ -46,21 +39,10 @@ fn pods_of_two_hosts_reach_each_other_and_leave_nothing() -> anyhow::Result<()> 
         );
         return Ok(());
     }
-    let lab = Lab { sandbox: Sandbox::new(&SandboxOptions::default())? };
-    let start = |index| {
-        let containerd = Containerd::start(&lab.sandbox, lab.host(index))?;
-        containerd.inside().launch(&lab.sandbox, lab.host(index), &[])?;
-        anyhow::Ok(containerd)
-    };
-    let containerds = [start(0)?, start(1)?];
-    lab.wait_active()?;
+    let (lab, containerds) = two_hosts(Containerd::start, Containerd::inside)?;
     let hosts = [lab.host(0), lab.host(1)];
     let mut cris = Vec::new();
-    for (containerd, host) in containerds.iter().zip(hosts) {
-        for switch in ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"] {
-            host.netns().exec(&["sysctl", "-qw", switch])?.success()?;
-        }
-        containerd.inside().set_up_cni(host, &["--masquerade"])?;
+    for containerd in &containerds {
         let cri = Cri::of(containerd)?;
         try_wait_until("the runtime to find the network", LIMIT, || {
             Ok(cri.crictl(&["info"]).is_ok_and(|info| network_is_ready(&info)))

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
-use weft_bench::sandbox::{Host, Programs, Sandbox, SandboxOptions, try_wait_until};
-use weft_lab::cni::leftovers;
+use weft_bench::sandbox::{Host, Programs, Sandbox, try_wait_until};
+use weft_lab::cni::wait_clean;
 use weft_lab::go;
+use weft_lab::inside::two_hosts;
 use weft_lab::nerdctl::Nerdctl;
 use weft_lab::net::Lab;
 
@@ -15,27 +16,19 @@ const SERVE: [&str; 6] = ["/bin/httpd", "-f", "-p", "80", "-h", "/etc"];
 const SLEEP: [&str; 2] = ["/bin/sleep", "600"];
 const ON_WEFT: [&str; 3] = ["--detach", "--net", "weft"];
 
-/// Two hosts that forward packets, each with nerdctl, a network of CNI, and an address on it.
+/// Two hosts, each with nerdctl, and an address that answers DNS.
 fn set_up(programs: &Programs) -> anyhow::Result<(Lab, [Nerdctl; 2], [String; 2])> {
-    let lab = Lab { sandbox: Sandbox::new(&SandboxOptions::default())? };
-    let start = |index| {
-        let nerdctl = Nerdctl::start(programs, &lab.sandbox, lab.host(index))?;
-        nerdctl.inside().launch(&lab.sandbox, lab.host(index), &[])?;
-        anyhow::Ok(nerdctl)
-    };
-    let nerdctls = [start(0)?, start(1)?];
-    lab.wait_active()?;
-    let set_up = |nerdctl: &Nerdctl, host: &Host| {
-        for switch in ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"] {
-            host.netns().exec(&["sysctl", "-qw", switch])?.success()?;
-        }
-        nerdctl.inside().set_up_cni(host, &["--masquerade"])?;
-        let exposed = host.weft_json(&["expose", "--masquerade"])?;
-        let first = exposed["addresses"][0].as_str().and_then(|it| it.split('/').next());
-        anyhow::Ok(first.with_context(|| format!("no address: {exposed}"))?.to_owned())
-    };
-    let resolvers = [set_up(&nerdctls[0], lab.host(0))?, set_up(&nerdctls[1], lab.host(1))?];
+    let start = |sandbox: &Sandbox, host: &Host| Nerdctl::start(programs, sandbox, host);
+    let (lab, nerdctls) = two_hosts(start, Nerdctl::inside)?;
+    let resolvers = [expose(lab.host(0))?, expose(lab.host(1))?];
     Ok((lab, nerdctls, resolvers))
+}
+
+/// Exposes a host. Returns its address.
+fn expose(host: &Host) -> anyhow::Result<String> {
+    let exposed = host.weft_json(&["expose", "--masquerade"])?;
+    let first = exposed["addresses"][0].as_str().and_then(|it| it.split('/').next());
+    Ok(first.with_context(|| format!("no address: {exposed}"))?.to_owned())
 }
 
 /// The attachments of a host's runtimes.
@@ -54,16 +47,6 @@ fn wait_pinged(from: (&Nerdctl, &str), to: &str) -> anyhow::Result<()> {
         Ok(last.is_none())
     });
     done.map(drop).with_context(|| format!("the last failure: {last:?}"))
-}
-
-/// Waits until nothing of any container is left on a host.
-fn wait_clean(host: &Host) -> anyhow::Result<()> {
-    let mut left = String::new();
-    let clean = try_wait_until("containers to leave nothing behind", LIMIT, || {
-        left = leftovers(host).unwrap_or_else(|error| error.to_string());
-        Ok(left.is_empty())
-    });
-    clean.map(drop).with_context(|| left)
 }
 
 fn scenario(programs: &Programs) -> anyhow::Result<()> {

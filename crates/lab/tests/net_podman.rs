@@ -6,6 +6,7 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 use weft_bench::sandbox::{Host, Sandbox, SandboxOptions, try_wait_until};
 use weft_lab::cni::leftovers;
+use weft_lab::inside::two_hosts;
 use weft_lab::net::Lab;
 use weft_lab::podman::Podman;
 
@@ -24,14 +25,8 @@ fn start(lab: &Lab, index: usize, more: &[&str]) -> anyhow::Result<Podman> {
 
 /// Two hosts that forward packets, with podman and a network of CNI.
 fn set_up() -> anyhow::Result<(Lab, [Podman; 2])> {
-    let lab = Lab { sandbox: Sandbox::new(&SandboxOptions::default())? };
-    let podmans = [start(&lab, 0, &[])?, start(&lab, 1, &[])?];
-    lab.wait_active()?;
-    for (podman, host) in podmans.iter().zip(lab.sandbox.hosts()) {
-        for switch in ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"] {
-            host.netns().exec(&["sysctl", "-qw", switch])?.success()?;
-        }
-        podman.inside().set_up_cni(host, &["--masquerade"])?;
+    let (lab, podmans) = two_hosts(Podman::start, Podman::inside)?;
+    for podman in &podmans {
         let networks = podman.podman(&["network", "ls", "--format", "{{.Name}} {{.Driver}}"])?;
         ensure!(networks.lines().any(|line| line == "weft weft-cni"), "{networks}");
     }
