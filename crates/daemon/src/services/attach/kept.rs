@@ -283,10 +283,7 @@ impl Attachments {
         let before = saved.attachment.clone();
         let mut saved = saved.clone();
         saved.found_again(found);
-        match inner.check_apart(&saved) {
-            Ok(()) => self.plug_in_or_say(&mut saved).await,
-            Err(error) => self.say_out(&mut saved, error.to_string()).await,
-        }
+        self.plug_in_apart(inner, &mut saved).await;
         if saved.is_attached() {
             inner.retries.forget(id);
             tokio::spawn(announce(self.kernel.clone(), saved.vni(), spec_of(&saved)));
@@ -317,8 +314,16 @@ impl Attachments {
         }
     }
 
+    /// The same for a container that was not attached: another face may have attached it to the network meanwhile.
+    pub(super) async fn plug_in_apart(&self, inner: &Inner, saved: &mut Saved) {
+        match inner.check_apart(saved) {
+            Ok(()) => self.plug_in_or_say(saved).await,
+            Err(error) => self.say_out(saved, error.to_string()).await,
+        }
+    }
+
     /// Records why a container that runs is not attached.
-    pub(super) async fn say_out(&self, saved: &mut Saved, reason: String) {
+    async fn say_out(&self, saved: &mut Saved, reason: String) {
         if saved.attachment.reason.as_ref() != Some(&reason) {
             let container = &saved.attachment.name;
             tracing::warn!(container, reason, "not attached; trying again");

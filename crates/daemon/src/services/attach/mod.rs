@@ -232,23 +232,23 @@ impl Attachments {
                 return;
             }
             // A container restarted meanwhile has another namespace under the same key.
-            let mut apart = Ok(());
+            let mut is_new = !saved.is_attached();
             if !saved.is_alive()
                 && saved.may_come_back()
                 && let Ok(found) = weft_container::resolve(&saved.sandbox.id, &self.resolve).await
                 && found.id == saved.sandbox.id
             {
                 saved.found_again(found);
-                apart = inner.check_apart(&saved);
+                is_new = true;
             }
             if !saved.is_alive() {
                 tracing::info!(container = %saved.attachment.name, "its network namespace is gone");
                 self.keep(&mut inner, &id).await;
                 continue;
             }
-            match apart {
-                Ok(()) => self.plug_in_or_say(&mut saved).await,
-                Err(error) => self.say_out(&mut saved, error.to_string()).await,
+            match is_new {
+                true => self.plug_in_apart(&inner, &mut saved).await,
+                false => self.plug_in_or_say(&mut saved).await,
             }
             if saved.is_attached() {
                 tracing::info!(container = %saved.attachment.name, "attachment restored");
@@ -279,12 +279,18 @@ impl Attachments {
 
     async fn plug_in_where(&self, is_meant: impl Fn(&Saved) -> bool) {
         let mut inner = self.lock().await;
-        let there = |saved: &&mut Saved| !saved.is_gone() && is_meant(saved);
-        for saved in inner.saved.values_mut().filter(there) {
+        for (id, mut saved) in inner.saved.clone() {
+            if saved.is_gone() || !is_meant(&saved) {
+                continue;
+            }
             if self.inner.is_closed() {
                 return;
             }
-            self.plug_in_or_say(saved).await;
+            match saved.is_attached() {
+                true => self.plug_in_or_say(&mut saved).await,
+                false => self.plug_in_apart(&inner, &mut saved).await,
+            }
+            inner.saved.insert(id, saved);
         }
     }
 
