@@ -81,17 +81,17 @@ impl Attachments {
             Err(error) => Err(error.into()),
         };
         if let Err(error) = made {
+            let is_new = before.is_none();
             match before {
-                // Its container may run already.
                 Some(before) => drop(inner.saved.insert(id, before)),
-                None => {
-                    inner.saved.remove(&id);
-                    // Before the kernel, since the caller may leave meanwhile.
-                    self.save_or_later(&inner);
-                    self.take_out(&saved).await;
-                }
+                None => drop(inner.saved.remove(&id)),
             }
+            // Before the kernel, since the caller may leave meanwhile.
             self.save_or_later(&inner);
+            // The container of one that is not new may run already.
+            if is_new {
+                self.take_out(&saved).await;
+            }
             return Err(error);
         }
         inner.retries.forget(&id);

@@ -197,7 +197,7 @@ impl Attachments {
         }
     }
 
-    /// Ends an attachment for good and releases its addresses.
+    /// Ends an attachment for good, saves that, and releases its addresses.
     pub(crate) async fn let_go(&self, inner: &mut Inner, id: &str) {
         let Some(saved) = inner.saved.remove(id) else { return };
         inner.retries.forget(id);
@@ -231,7 +231,6 @@ impl Attachments {
                 );
                 self.let_go(&mut inner, id).await;
             }
-            self.save_or_later(&inner);
         }
         for id in due.iter().filter(|id| !over.contains(id)) {
             supervisor::beat();
@@ -277,8 +276,7 @@ impl Attachments {
         let Some(saved) = inner.saved.get(id).filter(|saved| !saved.is_attached()) else { return };
         if !saved.may_come_back() && !saved.is_alive() {
             // Another process has its pid now.
-            self.let_go(inner, id).await;
-            return self.save_or_later(inner);
+            return self.let_go(inner, id).await;
         }
         let before = saved.attachment.clone();
         let mut saved = saved.clone();
