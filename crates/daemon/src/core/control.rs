@@ -589,7 +589,10 @@ impl Control {
                 }
             }
             Output::Changed(change) => {
-                if let weft_mesh::Change::MemberForgotten { peer } = &change {
+                // It may be linked again since.
+                if let weft_mesh::Change::MemberForgotten { peer } = &change
+                    && self.links.session_id(*peer).is_none()
+                {
                     self.drop_gone(*peer);
                 }
                 if let weft_mesh::Change::NetworkEnded { vni, .. } = &change {
