@@ -38,28 +38,28 @@ const TYPE_ARP: u16 = 0x0806;
 pub(crate) async fn keep(attachments: Arc<Attachments>, pulse: Pulse) {
     let mut shown = attachments.shown();
     let mut learned = Learned::default();
-    let mut ears: BTreeMap<String, Ear> = BTreeMap::new();
+    let mut listeners: BTreeMap<String, Listener> = BTreeMap::new();
     let mut looked = Instant::now();
     loop {
         let open = attachments.open_ports().await;
         let gone = learned.retain(|port| open.contains_key(port));
         attachments.tell_learned(gone).await;
-        ears.retain(|port, _| open.contains_key(port));
+        listeners.retain(|port, _| open.contains_key(port));
         for (port, place) in open {
-            match Ear::index_of(&port) {
-                Some(index) if ears.get(&port).is_some_and(|ear| ear.is_at(index, &place)) => {}
+            match Listener::index_of(&port) {
+                Some(index) if listeners.get(&port).is_some_and(|it| it.is_at(index, &place)) => {}
                 Some(index) => {
-                    let Some(ear) = Ear::open(index, place) else { continue };
-                    attachments.tell_known(&mut learned, &port, &ear).await;
-                    ears.insert(port, ear);
+                    let Some(listener) = Listener::open(index, place) else { continue };
+                    attachments.tell_known(&mut learned, &port, &listener).await;
+                    listeners.insert(port, listener);
                 }
                 // It is not there now.
-                None => _ = ears.remove(&port),
+                None => _ = listeners.remove(&port),
             }
         }
         loop {
             let listen = async {
-                match ears.is_empty() {
+                match listeners.is_empty() {
                     true => std::future::pending().await,
                     false => tokio::time::sleep(LISTEN).await,
                 }
@@ -76,9 +76,9 @@ pub(crate) async fn keep(attachments: Arc<Attachments>, pulse: Pulse) {
                 None => {}
             }
             let now = Instant::now();
-            for (port, ear) in &ears {
-                for mac in ear.heard() {
-                    let told = learned.handle_heard(port, ear.place.vni, mac, now);
+            for (port, listener) in &listeners {
+                for mac in listener.heard() {
+                    let told = learned.handle_heard(port, listener.place.vni, mac, now);
                     attachments.tell_learned(told).await;
                 }
             }
@@ -115,18 +115,18 @@ impl Attachments {
     }
 
     /// Takes over the addresses behind a port that the bridge knows already: from before this daemon started, or from
-    /// before the ear was open.
-    async fn tell_known(&self, learned: &mut Learned, port: &str, ear: &Ear) {
-        let known = match self.kernel.learned_behind(ear.index).await {
+    /// before it listened there.
+    async fn tell_known(&self, learned: &mut Learned, port: &str, listener: &Listener) {
+        let known = match self.kernel.learned_behind(listener.index).await {
             Ok(known) => known,
             Err(error) => {
-                tracing::debug!(port, %error, "the addresses behind a port are not known yet");
+                tracing::debug!(port, %error, "addresses behind a port count once they are heard");
                 return;
             }
         };
         let now = Instant::now();
-        for mac in known.into_iter().map(Mac).filter(|mac| ear.is_behind(*mac)) {
-            let told = learned.handle_known(port, ear.place.vni, mac, now);
+        for mac in known.into_iter().map(Mac).filter(|mac| listener.is_behind(*mac)) {
+            let told = learned.handle_known(port, listener.place.vni, mac, now);
             self.tell_learned(told).await;
         }
         self.settle_conflicts(learned).await;
@@ -149,15 +149,15 @@ struct Place {
     taken: BTreeSet<Mac>,
 }
 
-/// Hears the senders of frames that come in by a port.
-struct Ear {
+/// Listens for the senders of frames that come in by a port.
+struct Listener {
     /// The port's device: one that comes back under its name is another.
     index: u32,
     place: Place,
     sockets: [PacketSocket; 2],
 }
 
-impl Ear {
+impl Listener {
     fn index_of(port: &str) -> Option<u32> {
         PacketSocket::sender().ok()?.index_of(port).ok()
     }
