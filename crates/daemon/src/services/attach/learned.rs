@@ -47,7 +47,8 @@ pub(crate) async fn keep(attachments: Arc<Attachments>, pulse: Pulse) {
         listeners.retain(|port, _| open.contains_key(port));
         for (port, place) in open {
             match Listener::index_of(&port) {
-                Some(index) if listeners.get(&port).is_some_and(|it| it.is_at(index, &place)) => {}
+                Some(index)
+                    if listeners.get_mut(&port).is_some_and(|it| it.stays(index, &place)) => {}
                 Some(index) => {
                     let Some(listener) = Listener::open(index, place) else { continue };
                     attachments.tell_known(&mut learned, &port, &listener).await;
@@ -125,7 +126,8 @@ impl Attachments {
             }
         };
         let now = Instant::now();
-        for mac in known.into_iter().map(Mac).filter(|mac| listener.is_behind(*mac)) {
+        let known = known.into_iter().map(Mac).filter(|mac| listener.is_behind(*mac));
+        for mac in known.take(LEARNED_PER_PORT_MAX) {
             let told = learned.handle_known(port, listener.place.vni, mac, now);
             self.tell_learned(told).await;
         }
@@ -142,7 +144,7 @@ impl Attachments {
 }
 
 /// The place of a port.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 struct Place {
     vni: Vni,
     /// Addresses that containers of this host have.
@@ -162,8 +164,13 @@ impl Listener {
         PacketSocket::sender().ok()?.index_of(port).ok()
     }
 
-    fn is_at(&self, index: u32, place: &Place) -> bool {
-        self.index == index && self.place == *place
+    /// Whether it listens on this device already. Other containers of the network may have come or gone.
+    fn stays(&mut self, index: u32, place: &Place) -> bool {
+        let stays = self.index == index && self.place.vni == place.vni;
+        if stays {
+            self.place.clone_from(place);
+        }
+        stays
     }
 
     /// `None`: the device has gone.
@@ -261,9 +268,10 @@ impl Learned {
         self.insert((vni, mac), Heard { port, last: now, claim: Claim::Begun })
     }
 
-    /// The switch knows an address behind a port.
+    /// The switch knows an address behind a port. It takes the place of none that was heard.
     fn handle_known(&mut self, port: &str, vni: Vni, mac: Mac, now: Instant) -> Vec<Told> {
-        if self.0.contains_key(&(vni, mac)) {
+        let count = self.0.values().filter(|it| it.port == port).count();
+        if count >= LEARNED_PER_PORT_MAX || self.0.contains_key(&(vni, mac)) {
             return Vec::new();
         }
         let port = port.to_owned();
@@ -478,6 +486,7 @@ mod tests {
         }
         let later = begin + Duration::from_secs(9);
         learned.handle_heard("a", VNI, mac(0), later);
+        assert_eq!(learned.handle_known("a", VNI, MAC, later), []);
         let told = learned.handle_heard("a", VNI, MAC, later);
         assert_eq!(told, [Told::Withdraw(VNI, mac(1)), Told::Announce(VNI, MAC)]);
         assert_eq!(learned.handle_heard("b", VNI, mac(1), later), [Told::Announce(VNI, mac(1))]);
