@@ -43,7 +43,7 @@ pub(crate) async fn attempt(
 /// Replaces the connection of a link that is up.
 pub(crate) async fn renew(shared: &Arc<Shared>, target: &Target) -> Result<Outcome, Failure> {
     let conn = connect(shared, target, Vec::new()).await?;
-    admit(shared, conn, true).await.map_err(Failure::after_a_guess)
+    admit(shared, conn, true).await
 }
 
 async fn admit(shared: &Arc<Shared>, conn: Connection, renewal: bool) -> Result<Outcome, Failure> {
