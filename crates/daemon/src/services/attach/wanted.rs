@@ -243,8 +243,12 @@ impl Inner {
         let is_same =
             |saved: &&Saved| saved.vni() == new.vni() && saved.maker.name() != new.maker.name();
         if let Some(other) = self.saved.values().filter(is_beside).find(is_same) {
-            let (maker, remedy) = (other.maker.name(), other.maker.remedy());
-            let network = &other.attachment.network;
+            let (maker, network) = (other.maker.name(), &other.attachment.network);
+            let remedy = match other.maker.is_command() {
+                // Without a network it ends the one on `weft`.
+                true => format!("weft detach --network {network}"),
+                false => other.maker.remedy().to_owned(),
+            };
             return conflict(format!(
                 "{name} is on network {network} already, attached by {maker}: {remedy} first"
             ));
