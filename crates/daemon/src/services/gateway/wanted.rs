@@ -16,7 +16,7 @@ pub(super) const PING_MAX_S: u32 = 3_600;
 pub(super) const PING_S: u32 = 10;
 pub(super) const PING_RESTART_S: u32 = 60;
 
-/// What `weft openvpn serve` asked for. As JSON it is one object with the members of both.
+/// What `weft openvpn serve` asked for. As JSON it is one object: the request's members, and `import`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Wanted {
     /// With the network and the times where they were left open.

@@ -320,8 +320,8 @@ impl DataChannel {
         self.device.is_kernel()
     }
 
-    /// Packets that Weft's own device has dropped, by reason, events that nobody took in time, and first packets that
-    /// were kept away from the service. The kernel's device does not tell.
+    /// Packets that Weft's own device has dropped, by reason; the kernel's does not tell. Then events that nobody took
+    /// in time, and first packets that were kept away from the service.
     pub(super) fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let of_device = match &*self.device {
             DataDevice::Userspace(device) => Some(device),
