@@ -78,7 +78,7 @@ pub(super) async fn open(
             ciphers,
             reason: None,
             lost: Arc::clone(&telling.lost),
-            door: Arc::clone(&telling.door),
+            resets: Arc::clone(&telling.resets),
             totals: Arc::default(),
             _followers: Some(Followers { _tasks: tasks }),
         })

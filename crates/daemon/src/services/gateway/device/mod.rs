@@ -1,7 +1,7 @@
 //! What moves clients' packets: a data channel device, and the UDP sockets by which clients are reached.
 
-mod door;
 mod kernel;
+mod reset_filter;
 mod totals;
 
 use std::collections::BTreeMap;
@@ -25,8 +25,8 @@ use weft_openvpn::device::{DeviceError, MTU_DEFAULT, Mode, PeerAttributes, PeerS
 use weft_openvpn::negotiation::DEFAULT_CIPHERS;
 use weft_openvpn::session::DataKeys;
 
-use self::door::Door;
 use self::kernel::Followers;
+use self::reset_filter::ResetFilter;
 use self::totals::Totals;
 use super::Wanted;
 use super::sockets::Transport;
@@ -51,7 +51,7 @@ pub(super) struct DataChannel {
     reason: Option<String>,
     /// Events that nobody took in time.
     lost: Arc<AtomicU64>,
-    door: Arc<Door>,
+    resets: Arc<ResetFilter>,
     totals: Arc<Totals>,
     /// The tasks beside a kernel's device.
     _followers: Option<Followers>,
@@ -122,12 +122,12 @@ pub(super) enum OpenError {
 struct Telling {
     sender: mpsc::Sender<Event>,
     lost: Arc<AtomicU64>,
-    door: Arc<Door>,
+    resets: Arc<ResetFilter>,
 }
 
 impl Telling {
     fn tell(&self, event: Event) {
-        if matches!(&event, Event::Packet { packet, .. } if self.door.refuses(packet)) {
+        if matches!(&event, Event::Packet { packet, .. } if self.resets.drops(packet)) {
             return;
         }
         if self.sender.try_send(event).is_err() {
@@ -145,8 +145,8 @@ impl DataChannel {
         kernel: &Kernel,
     ) -> Result<(Self, mpsc::Receiver<Event>), OpenError> {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
-        let door = Arc::new(Door::new(Instant::now()));
-        let telling = Telling { sender, lost: Arc::default(), door };
+        let resets = Arc::new(ResetFilter::new(Instant::now()));
+        let telling = Telling { sender, lost: Arc::default(), resets };
         let has_tcp = wanted.request.listen.iter().any(|it| it.protocol == Protocol::Tcp);
         let reason = match wanted.request.engine {
             ServeEngine::Userspace => None,
@@ -220,14 +220,14 @@ impl DataChannel {
         }
     }
 
-    /// Keeps first packets away from the service until then.
-    pub(super) fn shut_out_resets(&self, until: Instant) {
-        self.door.shut_until(until);
+    /// Drops first packets before the service until then.
+    pub(super) fn drop_resets(&self, until: Instant) {
+        self.resets.drop_until(until);
     }
 
     /// Takes first packets again.
     pub(super) fn take_resets(&self) {
-        self.door.open();
+        self.resets.pass_all();
     }
 
     /// What a packet came by, by the device's number.
@@ -331,7 +331,7 @@ impl DataChannel {
             DropReason::ALL.iter().map(|reason| (reason.name(), device.dropped(*reason)))
         });
         let lost = self.lost.load(Ordering::Relaxed);
-        drops.chain([("events_lost", lost), ("first_packets_over_rate", self.door.refused())])
+        drops.chain([("events_lost", lost), ("first_packets_over_rate", self.resets.dropped())])
     }
 
     fn socket_of<'a>(&'a self, new: &'a NewPeer) -> Option<BorrowedFd<'a>> {
@@ -362,7 +362,7 @@ fn open_userspace(sockets: Vec<UdpSocket>, telling: Telling) -> Result<DataChann
         path_mtu: weft_io::udp::IPV6_MTU_MIN,
         offloads: true,
     };
-    let (lost, door) = (Arc::clone(&telling.lost), Arc::clone(&telling.door));
+    let (lost, resets) = (Arc::clone(&telling.lost), Arc::clone(&telling.resets));
     let device = Device::open(&config, Arc::new(move |event| telling.tell(event)))?;
     let mut held = Vec::new();
     for socket in sockets {
@@ -375,7 +375,7 @@ fn open_userspace(sockets: Vec<UdpSocket>, telling: Telling) -> Result<DataChann
         ciphers: DEFAULT_CIPHERS.to_vec(),
         reason: None,
         lost,
-        door,
+        resets,
         totals: Arc::default(),
         _followers: None,
     })

@@ -34,7 +34,7 @@ impl Serving {
         }
         // A connection that the device has serves one session.
         let Transport::Udp(transport) = at else { return self.count("other_session") };
-        // Before the door, which opens once for each client.
+        // Before the gate, which admits each client once.
         if self.clients.len() >= CLIENTS_MAX {
             return self.count("too_many_clients");
         }
@@ -52,7 +52,7 @@ impl Serving {
             Err(refusal) => {
                 // The next ones come no further than the device.
                 if let Some(until) = self.begun.gate.shut_until(now) {
-                    self.begun.channel.shut_out_resets(until);
+                    self.begun.channel.drop_resets(until);
                 }
                 tracing::debug!(%source, %refusal, "dropped a first packet");
                 self.count("first_packet_refused");
