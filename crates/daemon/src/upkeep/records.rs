@@ -102,6 +102,8 @@ impl Records {
             if let Err(error) = written {
                 // The one that failed may be half done.
                 self.take_back(&mut known, &changes[..=at]);
+                let len = bytes.as_ref().map_or(0, Vec::len);
+                self.store.note_refused(&self.name_of(key), &error, len);
                 return Err(error);
             }
         }
@@ -301,6 +303,7 @@ mod tests {
         let wanted = numbers(&[("a", 9), ("aa", 9), ("b", 2), ("d", 4)]);
         records.save(&wanted).unwrap_err();
         assert_eq!(on_disk(dir.path()), before);
+        assert!(store.fault().is_some(), "nobody is told of the disk");
         fs::remove_dir_all(obstacle).unwrap();
         records.save(&wanted).unwrap();
         assert_eq!(on_disk(dir.path()), wanted);

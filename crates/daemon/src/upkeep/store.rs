@@ -268,6 +268,18 @@ impl Store {
         result
     }
 
+    /// Tells of a write of `bytes` bytes that was refused, and taken back since, until one is possible.
+    pub(super) fn note_refused(&self, name: &str, error: &StoreError, bytes: usize) {
+        let mut faults = self.lock();
+        faults.entry(name.to_owned()).or_insert_with(|| Fault {
+            reason: error.to_string(),
+            since: SystemTime::now(),
+            bytes,
+            pending: None,
+        });
+        self.tell(&faults);
+    }
+
     /// Whether a file of `bytes` bytes can be written.
     fn probe(&self, bytes: usize) -> Result<(), StoreError> {
         self.replace(PROBE, &vec![0; bytes.max(1)])?;
