@@ -28,7 +28,7 @@ use zeroize::Zeroizing;
 
 use crate::StartError;
 use crate::config::{EngineChoice, FormatChoice, Settings, keylog};
-use crate::core::control::Control;
+use crate::core::control::{Control, Request};
 use crate::core::engines::{Engines, Offers};
 use crate::core::events::{self, Events, Lost};
 use crate::core::networks;
@@ -200,77 +200,28 @@ async fn start(
     let Prepared { store, notes, local, link_mtu, mtu, saved, names, mesh, .. } = prepared;
     let Prepared { targets, links, link_events, .. } = prepared;
     let started = start_engines(&settings, &services, kernel, local, mtu).await?;
-    let Started { mut engines, kernel_engine, ports, shortcuts, offloads, vector, .. } = started;
+    let Started { engines, kernel_engine, ports, shortcuts, offloads, vector, .. } = started;
     let Started { events, events_lost, docker_socket, .. } = started;
-    let paths = path_config(&settings, engines.offers(&settings), link_mtu, mtu);
     for target in &targets {
         links.connect(target.clone());
     }
-    let targets = Arc::new(Targets::new(targets));
-    let (request_sender, requests) = mpsc::channel(REQUESTS_QUEUED_MAX);
-    let (stop_sender, stop) = watch::channel(false);
+    let (sender, requests) = mpsc::channel(REQUESTS_QUEUED_MAX);
     let held = networks::Networks::new(local, mesh.held_networks());
-    let networks = Arc::new(Networks::new(
-        held.held(),
-        vector,
-        kernel_engine.clone(),
-        kernel.clone(),
-        request_sender.clone(),
-        mtu,
-    ));
-    let attachments = Arc::new(Attachments::new(
+    let (attachments, networks) = attachments_of(
         saved,
-        kernel.clone(),
-        kernel_engine.clone(),
-        request_sender.clone(),
+        (kernel, &kernel_engine, vector),
         (ports, shortcuts),
-        Arc::clone(&networks),
-        local,
-    ));
-    let of_docker = Arc::clone(&attachments);
+        (&held, &sender),
+        (local, mtu),
+    );
+    let both = (Arc::clone(&attachments), Arc::clone(&networks));
     let warnings = names.warnings().clone();
-    let of_docker = (of_docker, Arc::clone(&networks));
-    let docker = Docker::new(&settings, &store, of_docker, docker_socket, warnings)?;
-    let mut service_messages = ServiceMessages::default();
-    let gateway = Gateway::new(
-        store.clone(),
-        kernel.clone(),
-        (Arc::clone(&attachments), Arc::clone(&networks)),
-        (
-            settings.nickname.clone(),
-            names.domain(),
-            Announcer::new(Arc::clone(&names), request_sender.clone()),
-        ),
-        &settings.runtime_dir,
-        Peers::new(
-            (local, settings.host),
-            service_messages.mailbox(Service::Gateway),
-            &store,
-            names.warnings().clone(),
-        )?,
-    )?;
-    let turns = Turns::default();
-    let control = Control {
-        store: store.clone(),
-        links: links.clone(),
-        mesh,
-        paths: Paths::new(local, paths, rand::random()),
-        engines,
-        settings: settings.clone(),
-        waiting: BTreeMap::new(),
-        local,
-        targets: Arc::clone(&targets),
-        told_targets: Vec::new(),
-        seen: BTreeMap::new(),
-        sources: BTreeMap::new(),
-        lost: BTreeMap::new(),
-        unheard: Unheard::default(),
-        saving: Saving::new(notes),
-        networks: held,
-        services: service_messages,
-        names: names.bell(),
-        turns: turns.clone(),
-    };
+    let docker = Docker::new(&settings, &store, both.clone(), docker_socket, warnings)?;
+    let mut messages = ServiceMessages::default();
+    let announcer = Announcer::new(Arc::clone(&names), sender.clone());
+    let parts = (&settings, &store, kernel);
+    let gateway = gateway_of(parts, both, announcer, (local, &*names), &mut messages)?;
+    let (stop_sender, stop) = watch::channel(false);
     let daemon = Daemon {
         local,
         mtu,
@@ -280,9 +231,9 @@ async fn start(
         kernel: kernel.clone(),
         since: SystemTime::now(),
         links,
-        targets,
+        targets: Arc::new(Targets::new(targets)),
         store,
-        control: request_sender,
+        control: sender,
         cni: Arc::new(Cni::new(&settings, Arc::clone(&attachments))),
         docker: Arc::new(docker),
         gateway: Arc::new(gateway),
@@ -294,17 +245,86 @@ async fn start(
         resolved: Arc::new(Resolved::new(names.domain(), names.served(), names.warnings().clone())),
         names,
         health: Health::default(),
-        turns,
+        turns: Turns::default(),
         services,
         changes: Arc::new(Semaphore::new(CHANGES_MAX)),
         settings,
     };
+    let control = control_of(&daemon, (mesh, engines), (held, messages), notes);
     let (halt_sender, halt) = watch::channel(false);
     tokio::spawn(halt_in_order(stop, Arc::clone(&daemon.attachments), halt_sender));
     let turns = daemon.turns.clone();
     let control = control.run(link_events, events, requests, halt);
     let control = tokio::spawn(async move { turns.watch(control).await });
     Ok((Arc::new(daemon), control, kernel_engine))
+}
+
+fn attachments_of(
+    saved: SavedAttachments,
+    (kernel, engine, vector): (&Kernel, &KernelEngine, Weak<Engine>),
+    ports: (DirectPorts, Shortcuts),
+    (held, control): (&networks::Networks, &mpsc::Sender<Request>),
+    (local, mtu): (PeerId, u16),
+) -> (Arc<Attachments>, Arc<Networks>) {
+    let (engine, kernel) = (engine.clone(), kernel.clone());
+    let networks = Arc::new(Networks::new(
+        held.held(),
+        vector,
+        engine.clone(),
+        kernel.clone(),
+        control.clone(),
+        mtu,
+    ));
+    let of_networks = Arc::clone(&networks);
+    let attachments =
+        Attachments::new(saved, kernel, engine, control.clone(), ports, of_networks, local);
+    (Arc::new(attachments), networks)
+}
+
+fn gateway_of(
+    (settings, store, kernel): (&Settings, &Store, &Kernel),
+    both: (Arc<Attachments>, Arc<Networks>),
+    announcer: Announcer,
+    (local, names): (PeerId, &Names),
+    messages: &mut ServiceMessages,
+) -> Result<Gateway, StartError> {
+    let place = (local, settings.host);
+    let mailbox = messages.mailbox(Service::Gateway);
+    let peers = Peers::new(place, mailbox, store, names.warnings().clone())?;
+    let shown = (settings.nickname.clone(), names.domain(), announcer);
+    let dir = &settings.runtime_dir;
+    Ok(Gateway::new(store.clone(), kernel.clone(), both, shown, dir, peers)?)
+}
+
+fn control_of(
+    daemon: &Daemon,
+    (mesh, mut engines): (Mesh, Engines),
+    (networks, services): (networks::Networks, ServiceMessages),
+    notes: Notes,
+) -> Control {
+    let (settings, local) = (daemon.settings.clone(), daemon.local);
+    let paths = path_config(&settings, engines.offers(&settings), daemon.link_mtu, daemon.mtu);
+    Control {
+        store: daemon.store.clone(),
+        links: daemon.links.clone(),
+        mesh,
+        paths: Paths::new(local, paths, rand::random()),
+        engines,
+        settings,
+        waiting: BTreeMap::new(),
+        local,
+        targets: Arc::clone(&daemon.targets),
+        told_targets: Vec::new(),
+        seen: BTreeMap::new(),
+        sources: BTreeMap::new(),
+        lost: BTreeMap::new(),
+        unheard: Unheard::default(),
+        saving: Saving::new(notes),
+        networks,
+        services,
+        names: daemon.names.bell(),
+        turns: daemon.turns.clone(),
+    }
 }
 
 /// Stops the control loop, and with it the engines, once no container is being attached.
