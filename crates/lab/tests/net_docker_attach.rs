@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use weft_bench::sandbox::{Container, Host, try_wait_until};
-use weft_lab::docker::{Engine, IMAGE, Release, launched, start_open, wait_events};
+use weft_lab::docker::{Engine, IMAGE, Release, launch, launched, start_open, wait_events};
 use weft_lab::net::{Lab, wait_ping};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -166,6 +166,14 @@ fn a_network_of_docker_comes_before_one_of_attach_when_a_container_starts(
     ensure!(reason.contains("is on network shop already, attached by docker"), "{reason}");
     stage.reached_by_docker()?;
     wait_ping(&stage.far, engine.address("web", "shop")?.parse()?, LIMIT)?;
+
+    // The next daemon does not attach it either.
+    let host = stage.host();
+    host.stop_daemon()?;
+    launch(&stage.lab.sandbox, host)?;
+    host.wait_connected(1, LIMIT)?;
+    stage.wait_attached("failed", LIMIT)?;
+    stage.reached_by_docker()?;
 
     // Once Docker has left it, the attachment is there again.
     engine.run(&["network", "disconnect", "shop", "web"])?;

@@ -11,7 +11,7 @@ use super::condition::Condition;
 use super::error::AttachError;
 use super::maker::Maker;
 use super::ports::PortKind;
-use super::{Attachments, Inner, Saved, announce, kept, spec_of};
+use super::{Attachments, Inner, Saved, announce, kept, look, spec_of};
 use crate::core::control::Request;
 use crate::devices::{HANDED_INTERFACE, HOST_INTERFACE};
 use crate::services::networks::OnNetwork;
@@ -233,7 +233,7 @@ impl Inner {
             saved.is_attached()
                 && saved.attachment.id != new.attachment.id
                 && !(saved.maker.is_docker() && new.maker.is_docker())
-                && saved.sandbox.is_same_namespace(&new.sandbox)
+                && look::is_in(&saved.sandbox, &new.sandbox)
         };
         let name = match new.maker.is_docker() {
             true => "the container",
