@@ -205,7 +205,7 @@ impl Failure {
     /// if the peer knows nothing of this one.
     pub(crate) fn after_a_guess(self) -> Self {
         match self {
-            Self::Reset => Self::protocol(self.reason()),
+            Self::Reset => Self::protocol("the peer resets each connection"),
             other => other,
         }
     }

@@ -28,7 +28,7 @@ impl Serving {
         for number in here {
             let client = self.clients.get_mut(number);
             if let Some(client) = client.filter(|client| Some(client.remote) == session) {
-                client.local = local;
+                client.local = local.or(client.local);
                 return self.ask(*number, Todo::Datagram(packet));
             }
         }
@@ -46,7 +46,7 @@ impl Serving {
             Ok(Gated::Admit(admission)) => {
                 let number = self.admit(at, source, *admission);
                 if let Some(client) = self.clients.get_mut(&number) {
-                    client.local = local;
+                    client.local = local.or(client.local);
                 }
             }
             Err(refusal) => {
