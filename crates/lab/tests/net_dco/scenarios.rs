@@ -223,10 +223,25 @@ impl Net {
     /// Waits until an address answers the server: a device in userspace learns of a route a moment later.
     fn wait_for(&self, behind: Ipv4Addr) -> anyhow::Result<()> {
         let deadline = Instant::now() + limit();
-        while self.pings(0, behind, &["-c", "1", "-W", "1"]).is_err() {
-            anyhow::ensure!(Instant::now() < deadline, "nothing comes from {behind}");
+        while let Err(error) = self.pings(0, behind, &["-c", "1", "-W", "1"]) {
+            if Instant::now() >= deadline {
+                let state = self.state().unwrap_or_else(|error| error.to_string());
+                return Err(error.context(state));
+            }
         }
         Ok(())
+    }
+
+    /// The devices and peers of all hosts, and the server's routes.
+    fn state(&self) -> anyhow::Result<String> {
+        let mut shown = String::new();
+        for host in self.sandbox.hosts() {
+            for query in ["get-iface", "get-peer"] {
+                shown +=
+                    &format!("{} {query}: {}\n", host.nickname(), dco(host, &[query, DEVICE])?);
+            }
+        }
+        Ok(shown + &self.server().netns().ip("route show")?.stdout)
     }
 
     /// Waits on a client's host until a packet of each direction crosses the underlay. It has the opcode, the
