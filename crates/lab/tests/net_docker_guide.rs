@@ -63,7 +63,7 @@ fn each_command_that_a_user_of_docker_is_told_works() -> anyhow::Result<()> {
     docked.engines[0].run(&["rm", "--force", "web"])?;
     for name in commands.iter().filter(|it| it.words.starts_with(&["network", "create"])) {
         let name = name.words.last().copied().unwrap_or_default();
-        // Those of one host are missing on the other.
+        // A network that the page creates on one host is missing on the other.
         docked.engines.iter().try_for_each(|it| it.docker(&["network", "rm", name]).map(drop))?;
     }
     docked.both(&["network", "rm", "weft"])?;

@@ -201,8 +201,8 @@ impl Failure {
         }
     }
 
-    /// The failure of an attempt in which the peer may have guessed the password once: the next one comes later, even
-    /// if the peer knows nothing of this one.
+    /// The failure of an attempt in which the peer may have guessed the password. The next attempt comes later, even
+    /// if a reset ended this one.
     pub(crate) fn after_a_guess(self) -> Self {
         match self {
             Self::Reset => Self::protocol("the peer resets each connection"),

@@ -405,7 +405,7 @@ impl Control {
         let gone: Vec<PeerId> = meant.into_iter().map(|peer| peer.peer).collect();
         let gone: Vec<PeerId> =
             gone.into_iter().filter(|peer| self.mesh.forget_member(*peer)).collect();
-        // The mesh tells of it only once its state is saved. The user's next look must not show them any more.
+        // The mesh reports them once its state is saved. The user's next look must not show them any more.
         gone.iter().for_each(|peer| self.drop_gone(*peer));
         (gone, linked)
     }

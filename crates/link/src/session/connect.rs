@@ -31,8 +31,8 @@ pub(crate) async fn attempt(
     let conn = connect(shared, target, addresses.clone()).await?;
     pending();
     let outcome = admit(shared, conn, false).await;
-    // The peer forgets a connection soon after it has refused it. Where its refusal was lost or has just arrived, the
-    // reset that follows is all that quinn tells. One more attempt learns the reason.
+    // A peer soon forgets a connection that it refused, and answers later packets of it with a reset. quinn reports
+    // the reset alone if the refusal was lost or came with it. One more attempt learns the reason.
     if outcome == Err(Failure::Reset) {
         let conn = connect(shared, target, addresses).await?;
         return admit(shared, conn, false).await.map_err(Failure::after_a_guess);

@@ -312,7 +312,8 @@ impl Attachments {
         }
     }
 
-    /// The same for a container that was not attached: another face may have attached it to the network meanwhile.
+    /// As [`Self::plug_in_or_say`], for a container that was not attached. Another face may have attached it to the
+    /// network meanwhile.
     pub(super) async fn plug_in_apart(&self, inner: &Inner, saved: &mut Saved) {
         match inner.check_apart(saved) {
             Ok(()) => self.plug_in_or_say(saved).await,

@@ -19,8 +19,8 @@ pub(super) fn identify(path: &Path) -> io::Result<(u64, u64)> {
     identity_at(path)
 }
 
-/// Whether an attachment is in another's namespace. Docker asks before the namespace has a file, so the file is looked
-/// up now where only the engine named it, and the other was given in another way.
+/// Whether an attachment is in another's namespace. Docker asks for an endpoint before the namespace has a file, so the
+/// endpoint may have the engine's name for it alone. The file of that name is then looked up now.
 pub(super) fn is_in(attached: &Sandbox, other: &Sandbox) -> bool {
     let named = attached.engine_key.as_deref().map(Path::new);
     match named.filter(|_| attached.inode == 0 && other.engine_key.is_none()).map(identify) {
