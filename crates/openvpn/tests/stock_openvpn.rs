@@ -321,10 +321,10 @@ fn a_client_that_starts_anew_on_its_port_gets_a_new_session() {
     let folder = Folder::new();
     let (gate, words) = wrapping(&folder, "tls-crypt");
     let mut server = Server::new(gate, options(&folder, false), accept());
-    let port = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = std::net::UdpSocket::bind("127.0.0.96:0").unwrap().local_addr().unwrap().port();
     let port = port.to_string();
     let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
-    words.extend(["--local", "127.0.0.1", "--lport", &port]);
+    words.extend(["--local", "127.0.0.96", "--lport", &port]);
     let stock = Stock::client(&folder, "udp", server.port("udp"), &words);
     run_connected(&mut server, &stock, "first");
     stock.signal("USR1");

@@ -227,9 +227,9 @@ mod tests {
 
     use super::*;
 
-    /// An address that is free, for now.
+    /// An address that is free, and stays so: other tests take ports of another address.
     fn free() -> SocketAddr {
-        UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+        UdpSocket::bind("127.0.0.95:0").unwrap().local_addr().unwrap()
     }
 
     #[tokio::test]

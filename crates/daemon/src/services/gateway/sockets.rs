@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn each_place_has_its_socket_and_one_that_is_taken_is_named() {
-        let wanted = ["udp:127.0.0.1:0", "tcp:127.0.0.1:0"].map(|text| text.parse().unwrap());
+        let wanted = ["udp:127.0.0.94:0", "tcp:127.0.0.94:0"].map(|text| text.parse().unwrap());
         let sockets = bind_all(&wanted).unwrap();
         assert_eq!((sockets.udp.len(), sockets.listeners.len()), (1, 1));
         let taken = sockets.listeners[0].local_addr().unwrap();
@@ -133,7 +133,7 @@ mod tests {
         let error = bind_all(&again).unwrap_err().to_string();
         assert!(error.contains(&format!("cannot listen on tcp:{taken}")), "{error}");
         assert!(error.contains("--listen tcp:ADDRESS:PORT"), "{error}");
-        // The same port of the other protocol is another's.
+        // The same port of the other protocol is another's. No other test has the address, which might hold it.
         bind_all(&[format!("udp:{taken}").parse().unwrap()]).unwrap();
         // All addresses are those of both families, where there are both.
         let all = bind_all(&["tcp:0".parse().unwrap()]).unwrap();

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query};
 use hickory_proto::rr::rdata::A;
@@ -25,10 +25,17 @@ fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
 }
 
+/// Sockets of both protocols on an address of loopback that no other test has: a port that is free for one protocol
+/// may be taken for the other.
+async fn bind_apart() -> (UdpSocket, TcpListener) {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let host = NEXT.fetch_add(1, Ordering::Relaxed);
+    bind(([127, 0, 53, host], 0).into()).await.unwrap()
+}
+
 /// A free port of loopback, for both protocols.
 async fn free_address() -> SocketAddr {
-    let (udp, _tcp) = bind(([127, 0, 0, 1], 0).into()).await.unwrap();
-    udp.local_addr().unwrap()
+    bind_apart().await.0.local_addr().unwrap()
 }
 
 struct Service {
@@ -184,7 +191,7 @@ type Manner = fn(&mut Message, bool) -> Option<()>;
 
 /// Serves until its task ends; counts the questions.
 async fn upstream(manner: Manner) -> (SocketAddr, Arc<Mutex<Vec<SocketAddr>>>) {
-    let (udp, tcp) = bind(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let (udp, tcp) = bind_apart().await;
     let address = udp.local_addr().unwrap();
     let asked = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&asked);
@@ -387,7 +394,7 @@ async fn an_internal_network_and_its_own_address_as_upstream_lead_nowhere() {
 async fn listeners_come_and_go_and_a_taken_address_is_told_and_tried_again() {
     in_time(async {
         let service = start(vec![]).await;
-        let (udp, tcp) = bind(([127, 0, 0, 1], 0).into()).await.unwrap();
+        let (udp, tcp) = bind_apart().await;
         let taken = udp.local_addr().unwrap();
         service.names.listeners.send_replace(vec![listener(taken)]);
         while !service.names.warnings.list().iter().any(|it| it.contains(&taken.to_string())) {
