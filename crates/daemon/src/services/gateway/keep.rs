@@ -98,10 +98,12 @@ async fn serve_once(
         commands: sender,
     });
     gateway.journal.state("CONNECTED", "SUCCESS", &own);
-    let _tools = tools.start(gateway);
+    let mut tools = tools.start(gateway);
     let run = serving.run(Inputs { events, commands, wanted }, pulse);
     let ended = gateway.turns.watch(run).await;
     serving.farewell();
+    // Their socket and their file are free before the gateway serves again.
+    tools.shutdown().await;
     ended.map_err(|error| ApiError::new(ErrorKind::Unavailable, error))
 }
 
