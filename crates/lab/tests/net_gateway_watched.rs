@@ -86,6 +86,7 @@ fn watching_is_set_by_options_and_lasts_over_a_crash() -> anyhow::Result<()> {
 
     let served = serve(host, &[&third[..], &["--management", "management.sock"]].concat())?;
     let socket = path(&served, "management");
+    try_wait_until("the status file", LIMIT, || Ok(time(&log) > 0))?;
     host.kill_daemon();
     let before = time(&log);
     ensure!(before > 0 && socket.exists(), "a crash takes files along");
