@@ -160,7 +160,9 @@ impl Exchange {
             Message::More { after } => self.send_addresses(peer, Some(&after)),
             Message::Sessions { sessions } => self.handle_sessions(peer, sessions),
             Message::Codes { codes } => self.outputs.push_back(Output::Codes(codes)),
-            Message::Hand { id, version, total } => self.handle_hand((peer, id), version, total),
+            Message::Hand { id, version, total, fingerprint } => {
+                self.handle_hand((peer, id), (version, total), &fingerprint);
+            }
             Message::WantHanded { id, offset } => {
                 if let Some(part) = self.handover.part(peer, id, offset) {
                     self.send(peer, part);
@@ -298,7 +300,10 @@ impl Exchange {
         if !self.linked.contains_key(&peer) {
             return false;
         }
-        let message = self.handover.give(peer, id, content);
+        // The old home follows the new one already.
+        let replica = self.homes.replica();
+        let fingerprint = replica.map(|it| it.fingerprint.clone()).unwrap_or_default();
+        let message = self.handover.give((peer, id), fingerprint, content);
         self.send(peer, message);
         true
     }
@@ -398,11 +403,19 @@ impl Exchange {
     }
 
     /// The home gives the authority to this host.
-    fn handle_hand(&mut self, (peer, id): (PeerId, u64), version: String, total: usize) {
-        let answer = match self.homes.replica() {
+    fn handle_hand(
+        &mut self,
+        (peer, id): (PeerId, u64),
+        (version, total): (String, usize),
+        fingerprint: &str,
+    ) {
+        let answer = match (&self.own.home, self.homes.replica()) {
             // It has it already, and that was not heard.
-            _ if self.own.home.is_some() => Answered::Done(serde_json::Value::Null),
-            Some(replica) if replica.home == peer => {
+            (Some(own), _) if own.fingerprint == fingerprint => {
+                Answered::Done(serde_json::Value::Null)
+            }
+            (Some(_), _) => refused("it has an authority of its own"),
+            (None, Some(replica)) if replica.home == peer => {
                 match self.handover.take((peer, id), version, total) {
                     Some(want) => return self.send(peer, want),
                     None => refused("the authority is too long"),

@@ -25,11 +25,16 @@ struct Taking {
 }
 
 impl Handover {
-    /// Gives the authority to a peer, which asks for the parts.
-    pub(super) fn give(&mut self, peer: PeerId, id: u64, content: Content) -> Message {
+    /// Gives the authority with this fingerprint to a peer, which asks for the parts.
+    pub(super) fn give(
+        &mut self,
+        (peer, id): (PeerId, u64),
+        fingerprint: String,
+        content: Content,
+    ) -> Message {
         let (version, total) = (content.version(), content.0.len());
         self.giving = Some((peer, id, content));
-        Message::Hand { id, version, total }
+        Message::Hand { id, version, total, fingerprint }
     }
 
     /// The peer has said what became of it.
@@ -97,9 +102,8 @@ mod tests {
         let [home, new, other] = [1, 2, 3].map(|number| PeerId::from_bytes([number; 32]));
         let content = Content(Zeroizing::new("x".repeat(200_000)));
         let (mut gives, mut takes) = (Handover::default(), Handover::default());
-        let Message::Hand { id, version, total } = gives.give(new, 7, content.clone()) else {
-            panic!()
-        };
+        let hand = gives.give((new, 7), "f".into(), content.clone());
+        let Message::Hand { id, version, total, .. } = hand else { panic!() };
         assert!(takes.take((home, 7), version.clone(), DOCUMENT_MAX_BYTES + 1).is_none());
         let mut next = takes.take((home, 7), version, total);
         let got = loop {

@@ -38,8 +38,14 @@ pub(super) enum Message {
     Sessions { sessions: Vec<Session> },
     /// One-time codes that the sender has taken, which no other host is to take. They go to linked hosts alone.
     Codes { codes: Vec<TakenCode> },
-    /// The authority's home gives the authority to the receiver, which asks for the parts.
-    Hand { id: u64, version: String, total: usize },
+    /// The home of the authority with this fingerprint gives it to the receiver, which asks for the parts.
+    Hand {
+        id: u64,
+        version: String,
+        total: usize,
+        #[serde(default)]
+        fingerprint: String,
+    },
     /// The receiver of the authority wants a part.
     WantHanded { id: u64, offset: usize },
     /// A part of the authority, with its private key.

@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use super::documents::{Content, Documents};
 use super::exchange::{Exchange, Output};
-use super::message::Message;
+use super::message::{Answered, Message};
 
 const HOSTS: usize = 3;
 const NAMES: [&str; 4] = ["alice", "bob", "carol", "dave"];
@@ -288,6 +288,26 @@ fn a_replica_gets_a_long_document_in_parts_and_a_newer_one_at_once() {
     world.revoke("alice");
     world.heal(true);
     assert_eq!(world.hosts[2].epochs["alice"], 1);
+}
+
+#[test]
+fn a_host_with_an_authority_of_its_own_takes_no_other() {
+    let mut world = World::new(&mut Random(7));
+    world.heal(true);
+    let host = &mut world.hosts[2].exchange;
+    host.set_home(Some(Documents::new("other".into(), BTreeMap::new())));
+    let mut is_taken = |fingerprint: &str| {
+        let (version, fingerprint) = (String::new(), fingerprint.to_owned());
+        host.handle_message(id(0), Message::Hand { id: 7, version, total: 1, fingerprint });
+        std::iter::from_fn(|| host.poll_output()).find_map(|output| match output {
+            Output::Send { message: Message::Answer { answer, .. }, .. } => {
+                Some(matches!(answer, Answered::Done(_)))
+            }
+            _ => None,
+        })
+    };
+    assert_eq!(is_taken("f"), Some(false));
+    assert_eq!(is_taken("other"), Some(true), "its answer was lost");
 }
 
 #[test]
