@@ -21,14 +21,19 @@ const FIXED: &str = "10.8.0.60";
 const WRONG: &str = "AUTH_FAILED,Wrong user name or password";
 
 /// The path of the judge.
-fn judge(stage: &Stage) -> anyhow::Result<String> {
+pub(crate) fn judge(stage: &Stage) -> anyhow::Result<String> {
     let path = stage.write("judge", JUDGE)?;
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755))?;
     Ok(path)
 }
 
 /// A profile whose user name and password stand in a file.
-fn profile(stage: &Stage, name: &str, user: &str, password: &str) -> anyhow::Result<PathBuf> {
+pub(crate) fn profile(
+    stage: &Stage,
+    name: &str,
+    user: &str,
+    password: &str,
+) -> anyhow::Result<PathBuf> {
     let login = stage.write(&format!("{name}.login"), &format!("{user}\n{password}\n"))?;
     let profile = stage.profile(name, "")?;
     let text = std::fs::read_to_string(&profile)?;

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod cases;
+mod hosts;
 mod logins;
 mod matrix;
 mod minivpn;

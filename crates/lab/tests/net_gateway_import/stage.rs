@@ -53,9 +53,14 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) fn new(keys: Keys) -> anyhow::Result<Self> {
+        Self::with_hosts(keys, 1)
+    }
+
+    /// Several hosts, the first with the files of an OpenVPN server.
+    pub(crate) fn with_hosts(keys: Keys, count: usize) -> anyhow::Result<Self> {
         require("openvpn", "openvpn")?;
         require("openssl", "openssl")?;
-        let lab = Lab::launched(1, &[])?;
+        let lab = Lab::launched(count, &[])?;
         let folder = lab.sandbox.directory().join("openvpn");
         let pki = Pki::new(&folder, keys)?;
         std::fs::create_dir(folder.join("ccd"))?;

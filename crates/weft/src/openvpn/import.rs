@@ -40,7 +40,8 @@ pub struct OpenvpnImportArgs {
     /// Network that clients join (default: the one of the range of server, which is made if there is none)
     #[arg(long, value_name = "NAME")]
     pub network: Option<String>,
-    /// Take over even if the authority of weft ca init has clients; their certificates count no more
+    /// Take over in the place of the authority of weft ca init, whose certificates count no more, or of another host's
+    /// configuration
     #[arg(long)]
     pub replace: bool,
     /// Replace the list of revoked certificates of the configuration that was taken over

@@ -28,7 +28,11 @@ impl Gateway {
     ) -> Result<(Begun, mpsc::Receiver<Event>), ApiError> {
         let network = self.networks.join(Some(wanted.network())).await?;
         self.check_way_out(wanted, &network)?;
+        let conflict = |error: String| ApiError::new(ErrorKind::Conflict, error);
         let import = self.imported()?;
+        if let Some(why) = self.program_fault(wanted) {
+            return Err(conflict(why));
+        }
         let own = import.as_ref().and_then(|import| import.own(&network.name));
         let request = ExposeRequest {
             network: Some(network.name.clone()),
@@ -36,7 +40,6 @@ impl Gateway {
             ..ExposeRequest::default()
         };
         let host: Attachment = self.attachments.expose(request).await?;
-        let conflict = |error: String| ApiError::new(ErrorKind::Conflict, error);
         let (settings, logins) = (wanted.request.login.clone(), Arc::clone(&self.logins));
         // The disk may be slow.
         let prepared = tokio::task::spawn_blocking(move || logins.prepare(&settings)).await;

@@ -19,7 +19,9 @@ impl Gateway {
     pub(crate) async fn init_authority(self: Arc<Self>) -> Result<weft_api::Authority, ApiError> {
         let _one = self.changing.lock().await;
         if let Some(import) = self.imported()? {
-            return import.shown().map_err(|why| ApiError::new(ErrorKind::Conflict, why));
+            let home = self.shown_home().filter(|home| !home.is_here).map(|home| home.name);
+            let shown = import.shown().map_err(|why| ApiError::new(ErrorKind::Conflict, why))?;
+            return Ok(weft_api::Authority { home, ..shown });
         }
         if let Some(known) = self.authority_now() {
             let home = self.shown_home().filter(|home| !home.is_here).map(|home| home.name);
@@ -41,11 +43,7 @@ impl Gateway {
         }
         let _one = self.changing.lock().await;
         let import = self.imported()?;
-        let remotes = match import {
-            // Other gateways serve by another authority.
-            Some(_) => self.own_remotes().await?,
-            None => self.places(&name).await?,
-        };
+        let remotes = self.places(&name).await?;
         let asks = profile::Asks {
             password: self.login_settings().auth.has_password(),
             code: self.logins.has_codes(&name),
@@ -115,8 +113,11 @@ impl Gateway {
         self.authority.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether another host is the home of the authority that this one has.
+    /// Whether another host is the home of what this one serves by.
     pub(super) fn is_replica(&self) -> bool {
+        if let Some(import) = self.imported_now() {
+            return import.is_replica();
+        }
         self.authority_now().is_some_and(|authority| !authority.is_home())
     }
 

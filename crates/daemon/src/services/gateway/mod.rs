@@ -56,7 +56,7 @@ pub(crate) use self::peers::{Peers, keep as keep_peers};
 use self::places::Remote;
 use self::serving::Command;
 pub(crate) use self::tools::prepare;
-use self::wanted::{FILE, PING_MAX_S, PING_RESTART_S, PING_S, Wanted};
+use self::wanted::{FILE as WANTED_FILE, PING_MAX_S, PING_RESTART_S, PING_S, Wanted};
 use super::attach::{Attachments, CLIENT_OWNER};
 use super::names::announced::Announcer;
 use super::networks::Networks;
@@ -145,14 +145,17 @@ impl Gateway {
         runtime_dir: &Path,
         peers: Peers,
     ) -> Result<Self, StoreError> {
-        let wanted: Option<Option<Wanted>> = store.load(FILE)?;
+        let wanted: Option<Option<Wanted>> = store.load(WANTED_FILE)?;
         let authority = match store.load(AUTHORITY_FILE)? {
             Some(own) => Some(own),
             None => store.load(REPLICA_FILE)?,
         };
         let import = import::restored(store.load(import::FILE)?);
         let rules = ClientRules::new(kernel.clone());
-        let is_replica = authority.as_ref().is_some_and(|it: &Authority| !it.has_key());
+        let is_replica = match &import {
+            Some(Ok(import)) => import.is_replica(),
+            _ => authority.as_ref().is_some_and(|it: &Authority| !it.has_key()),
+        };
         let logins = Logins::new(store.clone(), runtime_dir, &nickname, is_replica)?;
         Ok(Self {
             store,
@@ -183,10 +186,11 @@ impl Gateway {
         request: ServeRequest,
     ) -> Result<weft_api::Gateway, ApiError> {
         let _one = self.changing.lock().await;
-        let wanted = self.checked(request).await?;
-        if wanted.import.is_none() && self.authority_now().is_none() {
-            self.fetch_authority().await?;
+        if self.imported()?.is_none() && self.authority_now().is_none() {
+            // Before all else: what the request leaves open is as a configuration says.
+            self.fetch_authority(request.network.clone()).await?;
         }
+        let wanted = self.checked(request).await?;
         let before = self.wanted_now();
         self.set_wanted(Some(wanted.clone())).await?;
         match self.begun(&wanted).await {

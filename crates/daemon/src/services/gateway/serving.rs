@@ -305,9 +305,7 @@ impl Serving {
         // One session for each name: the newest.
         if !self.allows_duplicates() {
             self.forget_others(number, &name);
-        }
-        if self.gateway.imported_now().is_none() {
-            self.gateway.peers.let_in(&name);
+            self.gateway.peers.let_in(&self.session_of(&name));
         }
         let Some(peer) = weft_openvpn::data::PeerNumber::new(number) else { return };
         self.ask(number, Todo::Join(Box::new(new), Acceptance { peer, options }));

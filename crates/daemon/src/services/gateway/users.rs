@@ -95,7 +95,7 @@ impl Gateway {
             return Err(ApiError::new(ErrorKind::Conflict, text));
         }
         if let Some(import) = self.imported()? {
-            let profile = import.shared_profile(&self.own_remotes().await?, request.totp);
+            let profile = import.shared_profile(&self.places("").await?, request.totp);
             let profile = profile.map_err(|error| ApiError::new(ErrorKind::Conflict, error))?;
             return Ok(SharedProfile { profile: profile.to_string() });
         }

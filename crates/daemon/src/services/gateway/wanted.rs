@@ -1,5 +1,7 @@
 //! What `weft openvpn serve` asks for: checked and kept.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use weft_api::{ApiError, ErrorKind, LoginSettings, ServeRequest};
 
@@ -25,6 +27,9 @@ pub(super) struct Wanted {
     /// The configuration of an OpenVPN server that is served by.
     #[serde(default)]
     pub(super) import: Option<u64>,
+    /// The program that judges passwords, if it was named on this host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) program: Option<PathBuf>,
 }
 
 impl Wanted {
@@ -46,16 +51,23 @@ impl Gateway {
     pub(super) async fn checked(&self, request: ServeRequest) -> Result<Wanted, ApiError> {
         let bad = |text: String| Err(ApiError::new(ErrorKind::BadRequest, text));
         let import = self.imported()?;
-        let mut request = match &import {
+        let program = request.login.program.clone();
+        let request = match &import {
             Some(import) => import.fill(request),
             None => request,
         };
+        let id = import.as_ref().map(|import| import.id());
+        let mut wanted = Wanted { request, import: id, program };
+        if let Some(why) = self.program_fault(&wanted) {
+            return Err(ApiError::new(ErrorKind::Conflict, why));
+        }
+        let request = &mut wanted.request;
         request.ping_s.get_or_insert(PING_S);
         request.ping_restart_s.get_or_insert(PING_RESTART_S);
-        if let Some(fault) = fault(&request) {
+        if let Some(fault) = fault(request) {
             return bad(fault);
         }
-        request.tools = self.checked_tools(request.tools)?;
+        request.tools = self.checked_tools(request.tools.clone())?;
         let network = self.networks.join(request.network.as_deref()).await?;
         request.network = Some(network.name.clone());
         let needs_certificate = import.as_ref().is_some_and(|it| !it.allows_passwords_alone());
@@ -65,7 +77,6 @@ impl Gateway {
                     .into(),
             );
         }
-        let wanted = Wanted { request, import: import.map(|import| import.id()) };
         self.check_way_out(&wanted, &network)?;
         Ok(wanted)
     }
@@ -160,11 +171,13 @@ mod tests {
             pushes: vec!["inactive 60".into()],
             ..ServeRequest::default()
         };
-        let wanted = Wanted { request, import: Some(u64::MAX) };
+        let program = Some("/etc/judge".into());
+        let wanted = Wanted { request, import: Some(u64::MAX), program };
         let text = serde_json::to_string(&wanted).unwrap();
         assert_eq!(serde_json::from_str::<Wanted>(&text).unwrap(), wanted);
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&json["network"], &json["ping_s"]), (&"red".into(), &1.into()));
         assert_eq!((&json["ping_restart_s"], &json["import"]), (&4.into(), &u64::MAX.into()));
+        assert_eq!(json["program"], "/etc/judge");
     }
 }

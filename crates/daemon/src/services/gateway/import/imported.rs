@@ -67,9 +67,14 @@ impl Imported {
         self.saved.id
     }
 
+    /// The network that clients join.
+    pub(in crate::services::gateway) fn network(&self) -> &str {
+        &self.saved.network
+    }
+
     /// This host's own address on a network, if that is the clients' network.
     pub(in crate::services::gateway) fn own(&self, network: &str) -> Option<IpNet> {
-        self.saved.own.filter(|_| self.saved.network == network)
+        self.saved.own.filter(|_| self.saved.network == network && !self.saved.is_replica)
     }
 
     /// Where to listen; none: as without a configuration.
@@ -124,7 +129,7 @@ impl Imported {
         let unsaid = ServeRequest::default();
         let had = before.map_or(unsaid.clone(), |before| before.fill(unsaid.clone()));
         let now = self.fill(unsaid);
-        let mut request = wanted.request;
+        let Wanted { mut request, program, .. } = wanted;
         if request.listen == had.listen {
             request.listen = now.listen;
         }
@@ -142,7 +147,7 @@ impl Imported {
             request.login = now.login;
         }
         request.network = Some(self.saved.network.clone());
-        Wanted { request, import: Some(self.saved.id) }
+        Wanted { request, import: Some(self.saved.id), program }
     }
 
     /// The password of the management interface, by the file that the configuration names.
@@ -343,6 +348,17 @@ impl Imported {
         let own = self.networks(name);
         // Nobody is sent through the tunnel to the network behind itself.
         pushed.retain(|option| route_of(option).is_none_or(|route| !own.contains(&route)));
+        if let (true, Some(server), Some(here)) =
+            (self.saved.is_replica, self.saved.own, inside.own(true))
+        {
+            // The server that an option names by its address is here this host.
+            let (server, here) = (server.addr().to_string(), here.addr().to_string());
+            for option in pushed.iter_mut().filter(|option| option.starts_with("dhcp-option ")) {
+                let words =
+                    option.split(' ').map(|word| if word == server { here.as_str() } else { word });
+                *option = words.collect::<Vec<&str>>().join(" ");
+            }
+        }
         inside.options_with(addresses, &pushed)
     }
 

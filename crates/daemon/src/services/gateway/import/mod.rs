@@ -9,6 +9,7 @@ mod issue;
 mod logins;
 mod places;
 mod reading;
+mod shared;
 mod trust;
 mod watching;
 
@@ -43,6 +44,13 @@ const NO_NAME: &str = "The certificate names no client";
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub(super) struct Saved {
     id: u64,
+    /// The same for all later configurations of the host that has taken it over, and on all hosts that serve by it.
+    /// 0: as `id`.
+    #[serde(default)]
+    family: u64,
+    /// It is the word of another host, which has taken it over.
+    #[serde(default)]
+    is_replica: bool,
     config: Zeroizing<String>,
     files: BTreeMap<String, Zeroizing<String>>,
     unread: BTreeMap<String, String>,
@@ -54,7 +62,7 @@ pub(super) struct Saved {
     #[serde(default)]
     auth_program: Option<PathBuf>,
     network: String,
-    /// This host's own address on the network.
+    /// The server's address on the network, which the host has that has taken it over.
     own: Option<IpNet>,
     /// The addresses that clients without a fixed one had last, and that are kept for them.
     #[serde(default)]
@@ -77,6 +85,10 @@ struct Draft {
 }
 
 impl Saved {
+    const fn family(&self) -> u64 {
+        if self.family == 0 { self.id } else { self.family }
+    }
+
     fn read(&self, path: &str) -> Result<String, String> {
         match (self.files.get(path), self.unread.get(path)) {
             (Some(text), _) => Ok(text.to_string()),
@@ -103,8 +115,9 @@ impl Gateway {
         let before = self.imported_now();
         let drafted = aside(move || Draft::new(request, before.as_deref())).await?;
         let mut draft = drafted;
-        if !replace && let Some(fault) = self.own_clients() {
-            draft.report.faults.push(fault);
+        if !replace {
+            draft.report.faults.extend(self.own_clients());
+            draft.report.faults.extend(self.import_elsewhere());
         }
         let place = self.place_for(&draft.reading, network.as_deref()).await;
         let place = place.map_err(|fault| draft.report.faults.push(fault)).ok();
@@ -139,6 +152,7 @@ impl Gateway {
             return Err(error);
         }
         self.release(&kept.stale).await;
+        self.tell_addresses(&kept.new).await;
         report.kept_addresses = kept.count;
         report.imported = true;
         // A gateway that serves already goes on with the new configuration.
@@ -161,6 +175,9 @@ impl Gateway {
                         weft openvpn import FILE, or weft openvpn revoke NAME";
             ApiError::new(ErrorKind::Conflict, text)
         })?;
+        if let Some(why) = self.import_elsewhere() {
+            return Err(ApiError::new(ErrorKind::Conflict, why));
+        }
         let saved = Saved { crl: Some(request.crl), ..before.saved.clone() };
         let tls = before.settings.tls.clone();
         let checked = aside(move || {
@@ -233,10 +250,16 @@ impl Gateway {
         let done = aside(move || {
             let imported = Imported::new(saved.clone());
             let imported = imported.map_err(|why| ApiError::new(ErrorKind::Conflict, why))?;
+            if gateway.is_replica() {
+                // The users and the key for tokens were the home's, and are this host's own from now on.
+                let taken = gateway.logins.become_home(None);
+                taken.map_err(|error| ApiError::new(ErrorKind::Unavailable, error))?;
+            }
             let stored = gateway.store.save(FILE, &saved);
             stored.map_err(|error| ApiError::new(ErrorKind::Unavailable, error))?;
             let import = Some(Ok(Arc::new(imported)));
             *gateway.import.lock().unwrap_or_else(PoisonError::into_inner) = import;
+            gateway.authority_changed();
             Ok(())
         });
         done.await?
@@ -271,6 +294,9 @@ impl Draft {
             auth_program,
             ..Saved::default()
         };
+        // Other hosts follow this one, not one in the place of another host's.
+        let earlier = before.filter(|before| !before.is_replica());
+        saved.family = earlier.map_or(saved.id, |earlier| earlier.saved.family());
         let reading = Reading::of(&saved);
         let tls = &reading.settings.tls;
         if let Some(before) = before.filter(|before| before.settings.tls.ca == tls.ca) {

@@ -10,6 +10,7 @@ use weft_path::Vni;
 use super::reading::{DEFAULT_FILE, Reading};
 use crate::core::control::Request;
 use crate::services::attach::AttachError;
+use crate::services::gateway::peers::Held;
 use crate::services::gateway::{Gateway, owner_of};
 
 /// The network that is made for the clients' range, if no network of this host has it.
@@ -26,9 +27,6 @@ pub(super) struct Place {
     /// It is to be made.
     new: Option<NetworkCreateRequest>,
 }
-
-/// Addresses of one owner.
-type Held = (String, Vni, IpAddr);
 
 /// What became of the clients' addresses.
 #[derive(Debug, Default)]

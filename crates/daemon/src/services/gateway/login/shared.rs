@@ -72,7 +72,9 @@ impl Logins {
     /// They are no users, or cannot be saved.
     pub(in super::super) fn take_users(&self, document: Option<&str>) -> Result<(), String> {
         let document = document.ok_or("the home has no list of users")?;
-        let users: Users = serde_json::from_str(document).map_err(|error| error.to_string())?;
+        // The error itself may have words of the text, which holds secrets.
+        let users: Users = serde_json::from_str(document)
+            .map_err(|_| "this version of weft cannot read the users")?;
         self.store.save(REPLICA_USERS_FILE, &users).map_err(|error| error.to_string())
     }
 

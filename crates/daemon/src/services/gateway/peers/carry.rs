@@ -1,6 +1,5 @@
 //! The service that carries out what the gateways' exchange asks for.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -269,6 +268,11 @@ impl Peers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).poll_output()
     }
 
+    /// The fingerprint of what this host serves by; empty: of nothing.
+    fn fingerprint(&self) -> String {
+        self.with_quietly(|state| state.fingerprint().unwrap_or_default().to_owned())
+    }
+
     /// Looks at the state, which has no outputs from that.
     pub(super) fn with_quietly<T>(&self, look: impl FnOnce(&super::exchange::Exchange) -> T) -> T {
         look(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
@@ -279,7 +283,7 @@ impl Gateway {
     /// Tells others whether this host serves, and by which places.
     async fn tell_serves(&self) {
         // A gateway that ends with its daemon serves again with the next one.
-        let is_ending = self.peers.is_ending.load(Ordering::Relaxed);
+        let is_ending = self.peers.is_ending();
         let is_serving = !is_ending && matches!(&*self.state.borrow(), State::Serving { .. });
         let wanted = self.wanted_now();
         if wanted.is_none() && is_ending {
@@ -291,6 +295,7 @@ impl Gateway {
                 network: wanted.network().to_owned(),
                 remotes: self.own_places().await,
                 is_serving,
+                by: self.peers.fingerprint(),
             }),
         };
         self.peers.with(|state| state.set_serves(serves));

@@ -12,7 +12,7 @@ use weft_crypto::PeerId;
 use super::addresses::{Key, Mapping, Mappings, Merged};
 use super::documents::Content;
 use super::handover::Handover;
-use super::homes::{Fetch, Home, Homes, Replica, Taken};
+use super::homes::{Fetch, Fetched, Home, Homes, Replica, Taken};
 use super::message::{About, Answered, Forwarded, Message, Serves};
 use super::sessions::{Clock, Heard, SESSIONS_PER_MESSAGE, Session, Sessions};
 use crate::services::gateway::login::TakenCode;
@@ -151,8 +151,10 @@ impl Exchange {
                 let fetch = Fetch { home: peer, document, version };
                 let Some(home) = self.home_at(peer) else { return };
                 match self.homes.handle_part((&home, &fetch), (offset, total), &text.0) {
-                    Some(Ok(taken)) => self.outputs.push_back(Output::Take(Box::new(taken))),
-                    Some(Err(want)) => self.send(peer, want),
+                    Some(Fetched::Whole(taken)) => {
+                        self.outputs.push_back(Output::Take(Box::new(taken)));
+                    }
+                    Some(Fetched::Part(want)) => self.send(peer, want),
                     None => {}
                 }
             }
@@ -170,10 +172,10 @@ impl Exchange {
             }
             Message::HandedPart { id, offset, text } => {
                 match self.handover.handle_part((peer, id), offset, &text.0) {
-                    Some(Ok(content)) => {
+                    Some(Fetched::Whole(content)) => {
                         self.outputs.push_back(Output::Handed { peer, id, content });
                     }
-                    Some(Err(want)) => self.send(peer, want),
+                    Some(Fetched::Part(want)) => self.send(peer, want),
                     None => {}
                 }
             }
@@ -213,9 +215,10 @@ impl Exchange {
         self.set_serves(serves.map(|serves| Serves { is_serving: false, ..serves }));
     }
 
-    /// This host needs an authority: it takes the one that it hears of.
-    pub(super) fn want_authority(&mut self) {
-        self.homes.want();
+    /// This host needs an authority or a configuration: it takes the one that it hears of. Of several it takes the one
+    /// whose home serves on this network.
+    pub(super) fn want_authority(&mut self, network: Option<String>) {
+        self.homes.want(network);
         self.follow_home();
     }
 
@@ -313,6 +316,17 @@ impl Exchange {
         self.homes.set_replica(replica);
         self.outputs.push_back(Output::Save);
         self.follow_home();
+    }
+
+    /// This host has neither an authority nor a configuration.
+    pub(super) fn forget_home(&mut self) {
+        self.homes.forget_home();
+    }
+
+    /// The fingerprint of what this host serves by.
+    pub(super) fn fingerprint(&self) -> Option<&str> {
+        let own = self.own.home.as_ref().map(|home| home.fingerprint.as_str());
+        own.or_else(|| Some(self.homes.replica()?.fingerprint.as_str()))
     }
 
     /// A linked host that tells that it is the home of this authority.
@@ -414,7 +428,7 @@ impl Exchange {
             (Some(own), _) if own.fingerprint == fingerprint => {
                 Answered::Done(serde_json::Value::Null)
             }
-            (Some(_), _) => refused("it has an authority of its own"),
+            (Some(_), _) => refused("it has an authority or a configuration of its own"),
             (None, Some(replica)) if replica.home == peer => {
                 match self.handover.take((peer, id), version, total) {
                     Some(want) => return self.send(peer, want),
@@ -435,7 +449,8 @@ impl Exchange {
             let home = linked.about.as_ref()?.home.as_ref()?;
             let nickname = linked.nickname.clone();
             let (fingerprint, versions) = (home.fingerprint.clone(), home.documents.clone());
-            Some(Home { peer: *peer, nickname, fingerprint, versions })
+            let network = linked.about.as_ref()?.serves.as_ref().map(|it| it.network.clone());
+            Some(Home { peer: *peer, nickname, fingerprint, versions, network })
         };
         self.linked.iter().filter_map(home).collect()
     }

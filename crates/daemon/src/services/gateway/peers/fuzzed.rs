@@ -105,10 +105,11 @@ impl Host {
                     as_of: 0,
                 });
             }
-            b'w' => self.exchange.want_authority(),
+            b'w' => self.exchange.want_authority(None),
             b's' => {
                 let network = NETWORK.to_owned();
-                let serves = Serves { network, remotes: vec![name], is_serving: true };
+                let by = FINGERPRINT.to_owned();
+                let serves = Serves { network, remotes: vec![name], is_serving: true, by };
                 self.exchange.set_serves(Some(serves));
             }
             b'g' => {

@@ -7,6 +7,7 @@ use weft_crypto::PeerId;
 use zeroize::Zeroizing;
 
 use super::documents::{Content, DOCUMENT_MAX_BYTES};
+use super::homes::Fetched;
 use super::message::{Message, Text};
 
 /// What the old home gives, and what the new one has got.
@@ -69,7 +70,7 @@ impl Handover {
         (peer, id): (PeerId, u64),
         offset: usize,
         text: &str,
-    ) -> Option<Result<Content, Message>> {
+    ) -> Option<Fetched<Content>> {
         let taking = self.taking.as_mut().filter(|it| (it.peer, it.id) == (peer, id))?;
         let is_next = taking.got.len() == offset && text.len() <= taking.total - offset;
         if !is_next || text.is_empty() {
@@ -77,11 +78,11 @@ impl Handover {
         }
         taking.got.push_str(text);
         if taking.got.len() < taking.total {
-            return Some(Err(Message::WantHanded { id, offset: taking.got.len() }));
+            return Some(Fetched::Part(Message::WantHanded { id, offset: taking.got.len() }));
         }
         let taking = self.taking.take()?;
         let content = Content(taking.got);
-        (content.version() == taking.version).then_some(Ok(content))
+        (content.version() == taking.version).then_some(Fetched::Whole(content))
     }
 
     /// What was under way over a link is void.
@@ -116,8 +117,8 @@ mod tests {
             };
             assert!(takes.handle_part((other, 7), offset, &text.0).is_none());
             match takes.handle_part((home, 7), offset, &text.0).unwrap() {
-                Ok(content) => break content,
-                Err(want) => next = Some(want),
+                Fetched::Whole(content) => break content,
+                Fetched::Part(want) => next = Some(want),
             }
         };
         assert_eq!(got.version(), content.version());

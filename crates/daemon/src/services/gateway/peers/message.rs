@@ -59,7 +59,7 @@ pub(super) enum Message {
 /// A host, as it tells others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct About {
-    /// It is the home of an authority: it alone issues and revokes.
+    /// It is the home of an authority or of a configuration: it alone issues and revokes.
     #[serde(default)]
     pub(super) home: Option<Home>,
     /// It is to serve clients.
@@ -67,10 +67,10 @@ pub(super) struct About {
     pub(super) serves: Option<Serves>,
 }
 
-/// The home of an authority.
+/// The home of an authority, or of a configuration that was taken over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Home {
-    /// SHA-256 of the authority's certificate, in hexadecimal digits.
+    /// SHA-256 of the authority's certificate, in hexadecimal digits; of a configuration, `import-` and its number.
     pub(super) fingerprint: String,
     /// What serving needs.
     pub(super) documents: Versions,
@@ -85,6 +85,9 @@ pub(crate) struct Serves {
     pub(crate) remotes: Vec<String>,
     /// It serves now.
     pub(crate) is_serving: bool,
+    /// The fingerprint of what it serves by, as its home tells it; empty: it has not said.
+    #[serde(default)]
+    pub(crate) by: String,
 }
 
 /// A request that only the authority's home can carry out.

@@ -36,10 +36,11 @@ use self::documents::Content;
 use self::exchange::{Exchange, OtherGateway};
 #[cfg(feature = "faults")]
 pub use self::fuzzed::gateway_peers;
+pub(super) use self::homes::IMPORT as IMPORT_FINGERPRINT;
 use self::homes::Replica;
 use self::message::Answered;
 pub(super) use self::message::Forwarded as ToHome;
-pub(super) use self::shared::REPLICA_FILE;
+pub(super) use self::shared::{Held, Kept, REPLICA_FILE};
 use crate::core::service_messages::Mailbox;
 use crate::upkeep::store::{Store, StoreError};
 use crate::upkeep::warnings::Warnings;
@@ -140,6 +141,11 @@ impl Peers {
         self.is_ending.store(true, Ordering::Relaxed);
     }
 
+    /// Whether the daemon ends.
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
     /// Asks the authority's home, and waits for its answer.
     ///
     /// # Errors
@@ -163,13 +169,13 @@ impl Peers {
         let unavailable = |text: String| Err(ApiError::new(ErrorKind::Unavailable, text));
         match answered {
             None => unavailable(format!(
-                "host {home} has the certificate authority and is not linked with this host now; nothing was changed: try again when weft status connections shows it, or run this there"
+                "host {home} issues and revokes, and is not linked with this host now; nothing was changed: try again when weft status connections shows it, or run this there"
             )),
             Some(Ok(Ok(Answered::Done(body)))) => serde_json::from_value(body)
                 .map_err(|error| ApiError::new(ErrorKind::Internal, format!("{home}: {error}"))),
             Some(Ok(Ok(Answered::Refused(error)))) => Err(error),
             Some(Ok(Err(_)) | Err(_)) => unavailable(format!(
-                "host {home} has the certificate authority and has not answered within {} s: it may still do what was asked; run this there",
+                "host {home} issues and revokes, and has not answered within {} s: it may still do what was asked; run this there",
                 ANSWER_LIMIT.as_secs()
             )),
         }

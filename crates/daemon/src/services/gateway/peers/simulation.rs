@@ -74,7 +74,7 @@ impl World {
             Self { hosts: (0..HOSTS).map(host).collect(), links: BTreeMap::new(), now: 1 };
         world.publish();
         for host in 1..HOSTS {
-            world.hosts[host].exchange.want_authority();
+            world.hosts[host].exchange.want_authority(None);
         }
         world.settle(0);
         world

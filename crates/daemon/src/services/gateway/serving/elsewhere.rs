@@ -7,15 +7,34 @@ use crate::services::gateway::client::{Client, Known, Todo};
 
 impl Serving {
     /// Another gateway has let this client in. It is there: nobody is left here who would hear a farewell.
-    pub(super) fn end_elsewhere(&mut self, name: &str) {
+    pub(super) fn end_elsewhere(&mut self, session: &str) {
         // It may have come back since that was told.
-        if self.gateway.peers.is_here(name) {
+        if self.gateway.peers.is_here(session) {
             return;
         }
-        for number in self.of_name(name, Client::is_peer) {
+        let Some(name) = self.name_of(session) else { return };
+        for number in self.of_name(&name, Client::is_peer) {
             self.told(number, "it has connected to another gateway");
             self.forget(number);
         }
+    }
+
+    /// A client's session, as all gateways know it. Elsewhere in the mesh, a client of another authority may have the same
+    /// name as one of a configuration that was taken over: the network tells them apart.
+    pub(super) fn session_of(&self, name: &str) -> String {
+        match self.gateway.imported_now() {
+            Some(_) => format!("{}/{name}", self.begun.network.name),
+            None => name.to_owned(),
+        }
+    }
+
+    /// The name of the client of a session; `None`: it is of none of this gateway's clients.
+    fn name_of(&self, session: &str) -> Option<String> {
+        let name = match self.gateway.imported_now() {
+            Some(_) => session.strip_prefix(&self.begun.network.name)?.strip_prefix('/')?,
+            None => session,
+        };
+        Some(name.to_owned())
     }
 
     /// Another gateway's word about a client's addresses holds.

@@ -46,11 +46,12 @@ impl Serving {
     pub(super) fn leave(&mut self, number: u32) {
         let Some(client) = self.clients.get_mut(&number) else { return };
         let stage = std::mem::replace(&mut client.stage, Stage::Over);
+        let connection = client.connection;
         if let Stage::Peer { known, .. } = &stage {
             self.begun.channel.remove_peer(number);
             self.gateway.unname(number);
-            self.gateway.peers.left(&known.login.name);
-            if let Some(connection) = client.connection {
+            self.gateway.peers.left(&self.session_of(&known.login.name));
+            if let Some(connection) = connection {
                 self.begun.streams.take_back(connection);
             }
         }

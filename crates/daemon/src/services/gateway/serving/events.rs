@@ -12,7 +12,9 @@ use super::Serving;
 use super::login::REVOKED;
 use crate::services::gateway::client::{Stage, Todo};
 use crate::services::gateway::device::KeyChange;
-use crate::services::gateway::owner_of;
+use crate::services::gateway::peers::Kept;
+use crate::services::gateway::{Gateway, owner_of};
+use crate::services::networks::OnNetwork;
 
 /// What a refused client shows to its user.
 const NO_ADDRESS: &str = "The gateway has no address for this client now";
@@ -82,32 +84,10 @@ impl Serving {
         let gateway = Arc::clone(&self.gateway);
         let network = self.begun.network.clone();
         let has_ipv6 = self.begun.has_ipv6;
-        let import = gateway.imported_now();
         self.given.spawn(async move {
-            let Some(import) = import else {
-                let given = gateway.client_addresses(&network, &name).await.map(|given| {
-                    given.into_iter().filter(|address| has_ipv6 || address.is_ipv4()).collect()
-                });
-                return (number, given);
-            };
-            if !import.gives_address(&name) {
-                return (
-                    number,
-                    Err("it has no file with an address, and there is no pool".into()),
-                );
-            }
-            let mut owner = owner_of(&network.name, &name);
-            let mut kept = import.kept(&name);
-            if instance > 1 {
-                owner.push_str(&format!("#{instance}"));
-                kept = (None, None);
-            }
-            let of = (owner.as_str(), network.vni);
-            let given = gateway.imported_addresses(of, kept, has_ipv6).await.map(|given| {
-                let addresses = given.iter().map(ipnet::IpNet::addr);
-                addresses.filter(|address| has_ipv6 || address.is_ipv4()).collect()
-            });
-            (number, given)
+            let given = gateway.addresses_of(&network, (&name, instance), has_ipv6).await;
+            let fits = |address: &IpAddr| has_ipv6 || address.is_ipv4();
+            (number, given.map(|given| given.into_iter().filter(fits).collect()))
         });
     }
 
@@ -182,5 +162,37 @@ impl Serving {
                 tracing::debug!(%error, "cannot announce addresses of clients");
             }
         });
+    }
+}
+
+impl Gateway {
+    /// The addresses of one of the sessions of a name.
+    async fn addresses_of(
+        &self,
+        network: &OnNetwork,
+        (name, instance): (&str, u32),
+        has_ipv6: bool,
+    ) -> Result<Vec<IpAddr>, String> {
+        let Some(import) = self.imported_now() else {
+            return self.client_addresses(network, name, None).await;
+        };
+        if !import.gives_address(name) {
+            return Err("it has no file with an address, and there is no pool".into());
+        }
+        let (fixed, last) = import.kept(name);
+        if !import.allows_duplicates() {
+            let kept = Kept { fixed, last, wants_ipv6: has_ipv6 };
+            return self.client_addresses(network, name, Some(kept)).await;
+        }
+        let mut owner = owner_of(&network.name, name);
+        if instance > 1 {
+            owner.push_str(&format!("#{instance}"));
+        }
+        // One session has what is kept for the name, and the home has claimed that.
+        let is_first = instance == 1 && !import.is_replica();
+        let kept = if is_first { (fixed, last) } else { (None, None) };
+        let of = (owner.as_str(), network.vni);
+        let given = self.imported_addresses(of, kept, has_ipv6).await?;
+        Ok(given.iter().map(ipnet::IpNet::addr).collect())
     }
 }
