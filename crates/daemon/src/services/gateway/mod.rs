@@ -21,6 +21,7 @@ mod places;
 mod profile;
 mod push;
 mod roster;
+mod secret_file;
 mod serving;
 mod sockets;
 mod status_file;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use weft_api::{ApiError, ErrorKind, ManagementPlace, ToolSettings};
-use zeroize::Zeroizing;
 
 use super::Gateway;
 use super::management::{self, ListenError, Listener, Password};
 use super::roster::Format;
+use super::secret_file::secret_in;
 use super::status_file::{self, StatusFile};
 
 /// The folder of the gateway's files and sockets for other programs, in the runtime directory: the daemon may write
@@ -20,8 +20,6 @@ const FOLDER: &str = "openvpn";
 const FOLDER_MODE: u32 = 0o700;
 /// The longest name of a file, in bytes.
 const NAME_BYTES_MAX: usize = 64;
-/// The longest password file, in bytes.
-const PASSWORD_BYTES_MAX: u64 = 256;
 /// OpenVPN's defaults.
 const INTERVAL_S: u32 = 60;
 const FORMAT: u8 = 1;
@@ -225,37 +223,14 @@ impl Tools {
     }
 }
 
-/// The first line of a file that only root may read.
+/// The password of the management interface.
 fn password_of(path: &Path) -> Result<Password, ToolsError> {
-    use std::io::Read;
-    use std::os::unix::fs::MetadataExt;
-
-    let failed = |why: String| ToolsError::PasswordFile { path: path.to_owned(), why };
-    let file = std::fs::File::open(path).map_err(|error| failed(error.to_string()))?;
-    let about = file.metadata().map_err(|error| failed(error.to_string()))?;
-    if !about.is_file() || about.mode() & 0o077 != 0 {
-        return Err(failed("it is no file that its owner alone may read: chmod 600 it".into()));
-    }
-    // One reservation, so that no copy stays behind.
-    let size = usize::try_from(PASSWORD_BYTES_MAX).unwrap_or_default() + 1;
-    let mut content = Zeroizing::new(Vec::with_capacity(size));
-    let read = file.take(PASSWORD_BYTES_MAX).read_to_end(&mut content);
-    read.map_err(|error| failed(error.to_string()))?;
-    first_line(&content)
-        .ok_or_else(|| failed("its first line is empty: write the password there".into()))
-}
-
-/// The password in a file's content; `None`: its first line is empty.
-pub(super) fn first_line(content: &[u8]) -> Option<Password> {
-    let line = content.split(|byte| matches!(byte, b'\n' | b'\r')).next().unwrap_or_default();
-    (!line.is_empty()).then(|| Zeroizing::new(line.to_vec()))
+    secret_in(path).map_err(|why| ToolsError::PasswordFile { path: path.to_owned(), why })
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-
-    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
@@ -310,20 +285,5 @@ mod tests {
         assert!(checked(folder, interval(Some(1)), false).is_ok());
         assert!(matches!(checked(folder, interval(Some(0)), false), Err(ToolsError::Interval(0))));
         assert!(checked(folder, interval(Some(86_401)), false).is_err());
-    }
-
-    #[test]
-    fn a_password_is_the_first_line_of_a_private_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("pw");
-        let write = |text: &str, mode: u32| {
-            std::fs::write(&path, text).unwrap();
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-            password_of(&path)
-        };
-        assert_eq!(write("sesame\r\nmore\n", 0o600).unwrap().as_slice(), b"sesame");
-        assert!(write("sesame\n", 0o640).unwrap_err().to_string().contains("chmod 600"));
-        assert!(write("\nsesame\n", 0o600).unwrap_err().to_string().contains("empty"));
-        assert!(password_of(&dir.path().join("none")).is_err());
     }
 }

@@ -7,7 +7,8 @@ use weft_api::{ManagementPlace, ToolSettings};
 use weft_openvpn::config::{Management, ServerSettings};
 
 use crate::services::gateway::management::Password;
-use crate::services::gateway::tools::{INTERVAL_MAX_S, first_line, name_of};
+use crate::services::gateway::secret_file::first_line;
+use crate::services::gateway::tools::{INTERVAL_MAX_S, name_of};
 
 /// Why a line is refused.
 pub(super) const NO_NAME: &str =
