@@ -14,6 +14,7 @@ mod import;
 mod listen;
 mod login;
 mod networks;
+mod oidc;
 mod rate;
 mod server;
 mod tools;
@@ -34,6 +35,7 @@ pub use login::{
     UnknownWord, UserChanged, UserName, UserRequest, VpnUser,
 };
 pub use networks::{Network, NetworkCreateRequest, NetworkHost, NetworkRemoveRequest};
+pub use oidc::OidcSettings;
 pub use rate::{Rate, RateError};
 pub use server::{ApiListener, Routes, is_answered, listen, reply, serve};
 pub use tools::{ManagementPlace, ToolSettings};

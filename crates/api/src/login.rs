@@ -7,6 +7,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
+use crate::oidc::OidcSettings;
+
 /// What a client shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -18,6 +20,8 @@ pub enum Auth {
     Password,
     /// All of these.
     Both,
+    /// A certificate, and a login at an identity provider by a web page (OpenID Connect).
+    Oidc,
 }
 
 /// The name by which a client with a certificate and a user name is known.
@@ -48,6 +52,7 @@ impl Auth {
             Self::Certificate => "certificate",
             Self::Password => "password",
             Self::Both => "both",
+            Self::Oidc => "oidc",
         }
     }
 
@@ -58,7 +63,12 @@ impl Auth {
 
     /// Whether a client shows a certificate.
     pub const fn has_certificate(self) -> bool {
-        matches!(self, Self::Certificate | Self::Both)
+        matches!(self, Self::Certificate | Self::Both | Self::Oidc)
+    }
+
+    /// Whether a client logs in as a user, and gets a token for that.
+    pub const fn has_user(self) -> bool {
+        matches!(self, Self::Password | Self::Both | Self::Oidc)
     }
 }
 
@@ -66,9 +76,9 @@ impl FromStr for Auth {
     type Err = UnknownWord;
 
     fn from_str(word: &str) -> Result<Self, Self::Err> {
-        let all = [Self::Certificate, Self::Password, Self::Both];
+        let all = [Self::Certificate, Self::Password, Self::Both, Self::Oidc];
         let unknown =
-            || UnknownWord { word: word.to_owned(), known: "certificate, password, both" };
+            || UnknownWord { word: word.to_owned(), known: "certificate, password, both, oidc" };
         all.into_iter().find(|auth| auth.name() == word).ok_or_else(unknown)
     }
 }
@@ -100,6 +110,8 @@ pub struct LoginSettings {
     pub token_lifetime_s: Option<u32>,
     /// A token that was not renewed for twice so many seconds is no longer good. `None`: 3,600.
     pub token_renewal_s: Option<u32>,
+    /// Where users log in by a web page, with [`Auth::Oidc`].
+    pub oidc: Option<OidcSettings>,
 }
 
 /// A password on its way to the daemon. It is never shown, and erased when dropped.
@@ -208,7 +220,7 @@ mod tests {
 
     #[test]
     fn words_are_those_of_json_and_passwords_are_not_shown() {
-        for word in ["certificate", "password", "both"] {
+        for word in ["certificate", "password", "both", "oidc"] {
             let auth: Auth = word.parse().unwrap();
             assert_eq!(serde_json::to_value(auth).unwrap(), word);
         }
@@ -217,7 +229,7 @@ mod tests {
             assert_eq!(serde_json::to_value(name).unwrap(), word);
         }
         let error = "pam".parse::<Auth>().unwrap_err().to_string();
-        assert!(error.contains("certificate, password, both"), "{error}");
+        assert!(error.contains("certificate, password, both, oidc"), "{error}");
         let settings: LoginSettings = serde_json::from_str("{}").unwrap();
         assert_eq!(settings.auth, Auth::Certificate);
         let password = Password::new("secret");

@@ -22,8 +22,10 @@ use crate::config::Settings;
 
 /// The newest Landlock version whose rights the rules name; an older kernel supports a subset.
 const FILES: ABI = ABI::V5;
-/// Long answers of name servers come over TCP; the daemon connects for nothing else.
+/// Where the daemon connects by TCP: long answers of name servers come so, and identity providers are HTTPS. One with
+/// another port is in [`Places`].
 const DNS_PORT: u16 = 53;
+const HTTPS_PORT: u16 = 443;
 /// Settings of devices, both Weft's and the containers'.
 const SETTINGS: &str = "/proc/sys/net";
 /// The same in [`weft_kernel::settings_mount`].
@@ -54,6 +56,8 @@ pub(super) struct Places {
     /// Weft's own directories.
     own: Vec<PathBuf>,
     settings: Option<BorrowedFd<'static>>,
+    /// The port of the identity provider that OpenVPN's users log in at.
+    provider_port: Option<u16>,
     /// Whether systemd's notification socket is an abstract socket.
     needs_abstract_sockets: bool,
 }
@@ -70,6 +74,7 @@ impl Places {
         Self {
             own,
             settings: weft_kernel::settings_mount(),
+            provider_port: crate::services::gateway::kept_provider_port(&settings.state_dir),
             needs_abstract_sockets: notify
                 .is_some_and(|name| name.as_encoded_bytes().starts_with(b"@")),
         }
@@ -157,7 +162,9 @@ fn enforce(places: &Places) -> anyhow::Result<ABI> {
         rules = rules.add_rule(PathBeneath::new(&place, SET))?;
         kept.push(place);
     }
-    rules = rules.add_rule(NetPort::new(DNS_PORT, AccessNet::ConnectTcp))?;
+    for port in [DNS_PORT, HTTPS_PORT].into_iter().chain(places.provider_port) {
+        rules = rules.add_rule(NetPort::new(port, AccessNet::ConnectTcp))?;
+    }
     let status = rules.restrict_self()?;
     let _ = PLACES.set(kept);
     match (status.ruleset, status.landlock) {
@@ -193,6 +200,9 @@ mod tests {
 
     use super::*;
 
+    /// Of an identity provider. Nothing listens there.
+    const PROVIDER_PORT: u16 = 8_447;
+
     /// Runs on a separate thread, which alone is under Landlock; `false` if the kernel has none.
     fn under_landlock(own: &Path, test: impl FnOnce(ABI) + Send) -> bool {
         if let Err(why) = has_landlock() {
@@ -200,7 +210,8 @@ mod tests {
             return false;
         }
         let own = vec![own.to_owned()];
-        let places = Places { own, settings: None, needs_abstract_sockets: false };
+        let provider_port = Some(PROVIDER_PORT);
+        let places = Places { own, settings: None, provider_port, needs_abstract_sockets: false };
         let within = move || test(enforce(&places).unwrap());
         std::thread::scope(|scope| scope.spawn(within).join().unwrap());
         true
@@ -302,10 +313,13 @@ mod tests {
             udp.send_to(&[0], udp.local_addr().unwrap()).unwrap();
             if abi >= ABI::V4 {
                 denied(TcpStream::connect(at));
-                // DNS alone: nothing listens there, or another program does.
-                let dns = TcpStream::connect(("127.0.0.93", DNS_PORT)).map(drop);
-                let why = dns.map_err(|error| error.kind());
-                assert!(matches!(why, Ok(()) | Err(ErrorKind::ConnectionRefused)), "{why:?}");
+                // DNS and HTTPS: nothing listens there, or another program does.
+                for port in [DNS_PORT, HTTPS_PORT, PROVIDER_PORT] {
+                    let opened = TcpStream::connect(("127.0.0.93", port)).map(drop);
+                    let why = opened.map_err(|error| error.kind());
+                    let is_free = matches!(why, Ok(()) | Err(ErrorKind::ConnectionRefused));
+                    assert!(is_free, "{port}: {why:?}");
+                }
                 // Clients of OpenVPN come in by any port.
                 TcpListener::bind("127.0.0.1:0").unwrap();
             }

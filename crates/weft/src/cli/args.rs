@@ -13,6 +13,7 @@ use crate::dco::DcoCommand;
 use crate::doctor::DoctorOptions;
 use crate::openvpn::connect::{OpenvpnConnectArgs, TunnelEngine};
 use crate::openvpn::import::OpenvpnImportArgs;
+use crate::openvpn::oidc::OpenvpnOidcArgs;
 
 /// Weft: an encrypted network for containers and hosts.
 #[derive(Debug, Parser)]
@@ -316,7 +317,7 @@ pub struct CaRestoreArgs {
 #[derive(Debug, Subcommand)]
 pub enum OpenvpnCommand {
     /// Serve clients from now on, also after a restart; give this host an address on the network as expose does
-    Serve(OpenvpnServeArgs),
+    Serve(Box<OpenvpnServeArgs>),
     /// Serve no clients any more; the authority and the clients' addresses stay
     Stop(JsonOnly),
     /// Take over the configuration of an OpenVPN server, and say what becomes of each line
@@ -361,7 +362,8 @@ pub struct OpenvpnServeArgs {
     /// What moves clients' packets
     #[arg(long, value_enum, value_name = "ENGINE", default_value = "auto")]
     pub engine: TunnelEngine,
-    /// What clients show: certificate, password, or both (default: certificate)
+    /// What clients show: certificate, password, both, or oidc: a certificate and a login by a web page (default:
+    /// certificate)
     #[arg(long, value_name = "WHAT")]
     pub auth: Option<Auth>,
     /// Name by which a client with both is known: certificate, user, or same, where both must agree (default: same)
@@ -376,6 +378,9 @@ pub struct OpenvpnServeArgs {
     /// A token that was not renewed for twice so many seconds is no longer good (default: 3600)
     #[arg(long, value_name = "SECONDS")]
     pub token_renewal: Option<u32>,
+    /// The identity provider.
+    #[command(flatten)]
+    pub oidc: OpenvpnOidcArgs,
     /// Send all that clients send through this host, with its address outside (net.ipv4.ip_forward must be on)
     #[arg(long)]
     pub redirect_gateway: bool,

@@ -2,4 +2,5 @@
 
 pub mod connect;
 pub mod import;
+pub mod oidc;
 pub mod qr;

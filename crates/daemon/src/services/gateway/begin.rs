@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
-use weft_api::{ApiError, Attachment, ErrorKind, ExposeRequest};
+use weft_api::{ApiError, Attachment, ClientName, ErrorKind, ExposeRequest, LoginSettings};
 use weft_crypto::DataCipher;
 use weft_engine::dco::Event;
 use weft_openvpn::gate::{Gate, GateConfig};
@@ -13,6 +13,7 @@ use weft_openvpn::session::ServerOptions;
 
 use super::certificates::{no_authority, refusal};
 use super::device::{DataChannel, MTU};
+use super::login::Oidc;
 use super::push::Inside;
 use super::serving::Begun;
 use super::sockets::{self, Sockets};
@@ -44,6 +45,7 @@ impl Gateway {
         // The disk may be slow.
         let prepared = tokio::task::spawn_blocking(move || logins.prepare(&settings)).await;
         prepared.map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
+        let oidc = offered(&wanted.request.login).await?;
         let sockets = sockets::bind_all(&wanted.request.listen);
         let Sockets { udp, listeners } = sockets.map_err(|error| conflict(error.to_string()))?;
         let streams = Streams::new(listeners).map_err(|error| conflict(error.to_string()))?;
@@ -81,6 +83,7 @@ impl Gateway {
             exposed: exposed_on(network.vni),
             network,
             login: wanted.request.login.clone(),
+            oidc,
             has_ipv6,
             ways: self.ways(wanted, &inside, has_ipv6),
             inside,
@@ -102,4 +105,13 @@ impl Gateway {
         let link = LinkOptions { tun_mtu: MTU, ..LinkOptions::default() };
         Ok((config, ServerOptions { link, ..ServerOptions::new(tls, ciphers) }))
     }
+}
+
+/// The logins by a web page, where these are asked for.
+async fn offered(login: &LoginSettings) -> Result<Option<Oidc>, ApiError> {
+    let Some(settings) = &login.oidc else { return Ok(None) };
+    // A certificate says whose client it is only where it must have the user's name.
+    let asks_always = login.client_name != ClientName::Same;
+    let opened = Oidc::open(settings, asks_always).await;
+    opened.map(Some).map_err(|error| ApiError::new(ErrorKind::Conflict, error))
 }

@@ -2,16 +2,17 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
+use tokio::sync::oneshot;
 use weft_openvpn::SessionId;
 use weft_openvpn::key_method::PeerInfo;
-use weft_openvpn::messages::{AuthFailure, Message};
+use weft_openvpn::messages::{AuthFailure, Message, PendingStep};
 use weft_openvpn::session::{Acceptance, Session};
 
 use super::authority::Holder;
 use super::device::NewPeer;
-use super::login::Identity;
+use super::login::{Identity, Ticket};
 use super::sockets::Transport;
 use super::streams;
 
@@ -32,6 +33,8 @@ pub(super) enum Todo {
     Renew(Option<String>),
     /// Asks its user for a code.
     AskCode,
+    /// Has its user open a page, and wait so long for what comes of it.
+    ShowPage(PendingStep, Duration),
     Close(Message),
     Moved(SocketAddr),
     Renegotiate,
@@ -72,6 +75,10 @@ pub(super) struct Asking {
     pub(super) info: PeerInfo,
     /// Its password was right, and a code is awaited.
     pub(super) identity: Option<Identity>,
+    /// Its user is to log in by a web page.
+    pub(super) page: Option<Ticket>,
+    /// Tells the user's browser what has become of it.
+    pub(super) browser: Option<oneshot::Sender<Result<(), String>>>,
 }
 
 /// A client.

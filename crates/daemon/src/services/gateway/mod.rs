@@ -57,6 +57,7 @@ pub(crate) use self::peers::{Peers, keep as keep_peers};
 use self::places::Remote;
 use self::serving::Command;
 pub(crate) use self::tools::prepare;
+pub(crate) use self::wanted::kept_provider_port;
 use self::wanted::{FILE as WANTED_FILE, PING_MAX_S, PING_RESTART_S, PING_S, Wanted};
 use super::attach::{Attachments, CLIENT_OWNER};
 use super::names::announced::Announcer;
@@ -192,6 +193,9 @@ impl Gateway {
             self.fetch_authority(request.network.clone()).await?;
         }
         let wanted = self.checked(request).await?;
+        if let Some(provider) = &wanted.request.login.oidc {
+            self.check_provider(provider, &wanted).await?;
+        }
         let before = self.wanted_now();
         self.set_wanted(Some(wanted.clone())).await?;
         match self.begun(&wanted).await {

@@ -34,7 +34,7 @@ use self::routes::{Routed, Routes, Routing};
 use self::sessions::Done;
 use super::client::{Client, Stage, Todo};
 use super::device::{DataChannel, NewPeer};
-use super::login::Verdict;
+use super::login::{Logins, Oidc, Verdict};
 use super::push::Inside;
 use super::sockets::Transport;
 use super::streams::{StreamEvent, Streams};
@@ -72,6 +72,8 @@ pub(super) struct Begun {
     pub(super) inside: Inside,
     /// How clients show who they are.
     pub(super) login: LoginSettings,
+    /// Where users log in by a web page.
+    pub(super) oidc: Option<Oidc>,
     /// Where clients may go beside the network.
     pub(super) ways: ClientWays,
     /// Whether the host passes IPv6 packets on.
@@ -300,6 +302,7 @@ impl Serving {
             Some(import) => import.pushes(&name, inside, &known.addresses),
             None => inside.options(&known.addresses),
         };
+        options.extend(Logins::user_option(&self.begun.login, &known.login));
         options.extend(self.gateway.logins.token_option(&self.begun.login, &known.login));
         client.stage = Stage::Peer { known, is_connected: false };
         // One session for each name: the newest.

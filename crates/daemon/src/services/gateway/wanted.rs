@@ -1,10 +1,11 @@
 //! What `weft openvpn serve` asks for: checked and kept.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use weft_api::{ApiError, ErrorKind, LoginSettings, ServeRequest};
+use weft_api::{ApiError, ErrorKind, LoginSettings, OidcSettings, ServeRequest};
 
+use super::login::{Oidc, provider_port};
 use super::{Gateway, login, places, push};
 use crate::devices::NETWORK;
 
@@ -46,6 +47,13 @@ impl Wanted {
     }
 }
 
+/// The port of the identity provider that a state directory names, if it names one: the daemon may connect there.
+pub(crate) fn kept_provider_port(state_dir: &Path) -> Option<u16> {
+    let text = std::fs::read(state_dir.join(FILE)).ok()?;
+    let wanted: Option<Wanted> = serde_json::from_slice(&text).ok()?;
+    provider_port(&wanted?.request.login.oidc?.issuer)
+}
+
 impl Gateway {
     /// The wish of a request, once it is found to be possible.
     pub(super) async fn checked(&self, request: ServeRequest) -> Result<Wanted, ApiError> {
@@ -79,6 +87,21 @@ impl Gateway {
         }
         self.check_way_out(&wanted, &network)?;
         Ok(wanted)
+    }
+
+    /// Asks an identity provider whether it is one. A daemon that may not connect there keeps the wish: the next one may.
+    pub(super) async fn check_provider(
+        &self,
+        provider: &OidcSettings,
+        wanted: &Wanted,
+    ) -> Result<(), ApiError> {
+        let Err(error) = Oidc::probe(provider).await else { return Ok(()) };
+        let is_forbidden = error.is_forbidden();
+        if is_forbidden {
+            self.set_wanted(Some(wanted.clone())).await?;
+        }
+        let kind = if is_forbidden { ErrorKind::Conflict } else { ErrorKind::BadRequest };
+        Err(ApiError::new(kind, error))
     }
 
     /// Saves what is wanted, and has the service do it.

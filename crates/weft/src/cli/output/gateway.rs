@@ -50,6 +50,7 @@ pub(in crate::cli) fn gateway(gateway: &Gateway) -> String {
         Auth::Certificate => "",
         Auth::Password => ", with passwords alone",
         Auth::Both => ", with certificates and passwords",
+        Auth::Oidc => ", with certificates and logins by a web page",
     });
     if let Some(file) = status_file {
         let _ = write!(text, ", status file {}", file.display());

@@ -23,7 +23,7 @@ const PASSWORD_BYTES_MAX: u64 = 1_024;
 
 pub(super) async fn openvpn(command: OpenvpnCommand, daemon: &Client) -> anyhow::Result<()> {
     match command {
-        OpenvpnCommand::Serve(args) => serve(args, daemon).await,
+        OpenvpnCommand::Serve(args) => serve(*args, daemon).await,
         OpenvpnCommand::Stop(args) => {
             let gateway: Gateway = daemon.ask::<call::ServeStop>().await?;
             output::print(args.json, &gateway, output::gateway)
@@ -66,6 +66,7 @@ async fn serve(args: OpenvpnServeArgs, daemon: &Client) -> anyhow::Result<()> {
         program: args.auth_program,
         token_lifetime_s: args.token_lifetime,
         token_renewal_s: args.token_renewal,
+        oidc: args.oidc.settings()?,
     };
     let tools = ToolSettings {
         status_file: args.status,

@@ -42,6 +42,7 @@ pub(super) fn settings(settings: &ServerSettings, program: Option<&Path>) -> Log
         program: program.or(own).map(Path::to_path_buf),
         token_lifetime_s: Some(token_lifetime_s),
         token_renewal_s,
+        oidc: None,
     }
 }
 
@@ -56,6 +57,9 @@ impl Imported {
             asked.token_lifetime_s.or(own.token_lifetime_s),
             asked.token_renewal_s.or(own.token_renewal_s),
         );
+        if asked.auth == Auth::Oidc {
+            return asked;
+        }
         let by = match asked.auth.has_password() {
             true => asked,
             // A certificate is what is asked for where nothing is said.

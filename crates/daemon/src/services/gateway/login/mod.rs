@@ -4,6 +4,7 @@
 //! (certificates, tokens, who has tried too often) is judged at once.
 
 mod attempts;
+mod oidc;
 mod program;
 mod settings;
 mod shared;
@@ -17,6 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::digest::{SHA256, digest};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use tokio::sync::Semaphore;
 use weft_api::{Auth, LoginSettings, VpnUser};
 use weft_openvpn::auth_token::{EXPIRED_TEXT, TOKEN_SESSION_BYTES, TokenIdentity, TokenSigner};
@@ -32,6 +35,8 @@ use self::users::User;
 use super::authority::Holder;
 use crate::upkeep::store::{Store, StoreError};
 
+pub(crate) use self::oidc::provider_port;
+pub(super) use self::oidc::{Ended, Oidc, Ticket, Waiting, Who};
 pub(super) use self::settings::{TOKEN_LIFETIME_S_MAX, fault};
 pub(super) use self::shared::TakenCode;
 pub(super) use self::users::{Hashed, UserChange, UserError, Users, hash};
@@ -73,6 +78,9 @@ const NO_NAME: &str = "The user name is no name for a client";
 const LIMITED: &str = "Too many failed logins; try again later";
 const BUSY: &str = "Too many log in at once; try again in a moment";
 const UNABLE: &str = "The gateway cannot check passwords now";
+const NO_PAGE: &str = "Users log in by a web page here; this client does not say that it shows one (IV_SSO=webauth or openurl)";
+const LATE: &str = "Nobody has logged in by the web page in time";
+const GONE: &str = "The web page was closed before the login was judged; connect again";
 /// What a user is asked for.
 pub(super) const CODE_TEXT: &str = "One-time code:";
 
@@ -94,6 +102,17 @@ struct Abilities {
     waits: bool,
     /// A question in the middle of a login.
     answers: bool,
+    /// A page to log in by.
+    page: Option<PageWay>,
+}
+
+/// How a client is told of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PageWay {
+    /// `webauth`.
+    WebAuth,
+    /// `openurl`, of older clients.
+    OpenUrl,
 }
 
 /// Who a client is.
@@ -118,12 +137,16 @@ pub(super) enum Verdict {
     Refuse(&'static str, AuthFailure),
     /// The password is right; the user is asked for a code, and [`Logins::check_code`] judges it.
     AskCode(Identity),
+    /// What has come of the login with this ticket.
+    Page(String, Ended),
 }
 
 /// What is known at once, and what takes time.
 pub(super) enum Judged {
     Now(Verdict),
     Later(Box<Checking>),
+    /// The user logs in by a web page, and [`Logins::after_page`] judges it.
+    ByPage(PageWay),
 }
 
 /// A login whose password is being checked.
@@ -200,7 +223,12 @@ impl Ask {
         info: &PeerInfo,
     ) -> Self {
         let waits = info.proto().has(IvProto::AUTH_FAIL_TEMP);
-        let can = Abilities { waits, answers: info.has_sso("crtext") };
+        let page = match (info.has_sso("webauth"), info.has_sso("openurl")) {
+            (true, _) => Some(PageWay::WebAuth),
+            (false, true) => Some(PageWay::OpenUrl),
+            (false, false) => None,
+        };
+        let can = Abilities { waits, answers: info.has_sso("crtext"), page };
         Self { certificate, credentials, from, known, can }
     }
 }
@@ -239,7 +267,7 @@ impl Logins {
 
     /// Prepares for passwords, if they are to be asked for. It may wait for the disk.
     pub(super) fn prepare(&self, settings: &LoginSettings) {
-        if settings.auth.has_password() {
+        if settings.auth.has_user() {
             self.key();
         }
     }
@@ -295,8 +323,15 @@ impl Logins {
             let identity = Identity { name, user: None, token: None, generation: None };
             return Ok(Judged::Now(Verdict::LetIn(identity)));
         }
-        let Credentials::Given { user, password } = &ask.credentials else {
-            return Err(refused(NEEDED));
+        let (user, password) = match (&ask.credentials, settings.auth) {
+            (Credentials::Given { user, password }, Auth::Password | Auth::Both) => {
+                (user, password)
+            }
+            (Credentials::Given { user, password }, _) if TokenSigner::is_token(password) => {
+                (user, password)
+            }
+            (_, Auth::Oidc) => return by_page(&ask),
+            _ => return Err(refused(NEEDED)),
         };
         let name = settings::name_of(settings, certificate, user).map_err(refused)?;
         if let Some(known) = &ask.known
@@ -326,6 +361,41 @@ impl Logins {
         Ok(Judged::Later(Box::new(checking)))
     }
 
+    /// Judges a user who has logged in by a web page.
+    pub(super) fn after_page(
+        &self,
+        settings: &LoginSettings,
+        certificate: Option<&str>,
+        user: Result<String, String>,
+    ) -> Verdict {
+        let user = match user {
+            Ok(user) => user,
+            Err(text) => return Verdict::Refuse("login_refused", AuthFailure::Text(text)),
+        };
+        match settings::name_of(settings, certificate, &user) {
+            Ok(name) => {
+                let token = Some(new_token(word_of(settings, None)));
+                Verdict::LetIn(Identity { name, user: Some(user), token, generation: None })
+            }
+            Err(text) => refused(text),
+        }
+    }
+
+    /// The verdict on a client whose user has not logged in by the web page.
+    pub(super) fn page_late() -> Verdict {
+        Verdict::Refuse("login_late", AuthFailure::Text(LATE.into()))
+    }
+
+    /// The verdict on a client whose user's browser has gone in the middle of the login.
+    pub(super) fn page_gone() -> Verdict {
+        Verdict::Refuse("login_broken_off", AuthFailure::Text(GONE.into()))
+    }
+
+    /// The verdict on a client that cannot wait for a page now, since too many do.
+    pub(super) fn page_busy() -> Verdict {
+        Verdict::Refuse("login_busy", AuthFailure::Text(BUSY.into()))
+    }
+
     /// Whether nothing has changed about a user since the password was right.
     pub(super) fn is_current(&self, identity: &Identity) -> bool {
         self.standing(identity) == Standing::Current
@@ -352,6 +422,12 @@ impl Logins {
         let (user, token) = (identity.user.as_ref()?, identity.token?);
         let token = self.signer(settings)?.sign(user, token, unix_s());
         Some(format!("auth-token {}", token.expose()))
+    }
+
+    /// The option by which a client that has shown no user name learns the one of its token.
+    pub(super) fn user_option(settings: &LoginSettings, identity: &Identity) -> Option<String> {
+        let user = identity.user.as_ref().filter(|_| settings.auth == Auth::Oidc)?;
+        Some(format!("auth-token-user {}", STANDARD.encode(user)))
     }
 
     /// Judges the answer to [`Verdict::AskCode`]. It may wait for the disk.
@@ -410,9 +486,9 @@ impl Logins {
         if valid.is_expired || valid.is_for_empty_user {
             return None;
         }
-        let generation = match settings.program {
-            Some(_) => None,
-            None => Some(lock(&self.users).get(user)?.generation),
+        let generation = match (&settings.program, settings.auth) {
+            (Some(_), _) | (_, Auth::Oidc) => None,
+            _ => Some(lock(&self.users).get(user)?.generation),
         };
         let is_its = valid.identity.session.starts_with(&word_of(settings, generation));
         is_its.then_some((valid.identity, generation))
@@ -453,7 +529,7 @@ impl Checking {
             Verdict::AskCode(_) | Verdict::Refuse("login_unable" | "login_asked", _) => {
                 attempts.take_back(&self.attempt);
             }
-            Verdict::Refuse(..) => {}
+            Verdict::Refuse(..) | Verdict::Page(..) => {}
         }
         verdict
     }
@@ -573,12 +649,31 @@ impl Logins {
     }
 }
 
-/// What a token says of whose word it stands for: the user's generation, or the program that has judged the password.
+/// Whose word a token stands for: the user's generation, the program that has judged the password, or the identity
+/// provider with all that it was asked about a user.
 fn word_of(settings: &LoginSettings, generation: Option<u32>) -> [u8; WORD_BYTES] {
-    let program = settings.program.as_deref().unwrap_or(Path::new(""));
-    let program = digest(&SHA256, program.as_os_str().as_encoded_bytes());
-    let program: [u8; WORD_BYTES] = program.as_ref().first_chunk().copied().unwrap_or_default();
-    generation.map_or(program, u32::to_be_bytes)
+    let judge = match &settings.oidc {
+        Some(oidc) => oidc::word(oidc),
+        None => {
+            let program = settings.program.as_deref().unwrap_or(Path::new(""));
+            program.as_os_str().as_encoded_bytes().to_vec()
+        }
+    };
+    let judge = digest(&SHA256, &judge);
+    let judge: [u8; WORD_BYTES] = judge.as_ref().first_chunk().copied().unwrap_or_default();
+    generation.map_or(judge, u32::to_be_bytes)
+}
+
+/// A client whose user is to log in by a web page.
+fn by_page(ask: &Ask) -> Result<Judged, Verdict> {
+    if ask.certificate.is_none() {
+        return Err(refused(NO_CERTIFICATE));
+    }
+    // A session that is renewed has a token.
+    if ask.known.is_some() {
+        return Err(expired());
+    }
+    ask.can.page.map(Judged::ByPage).ok_or_else(|| refused(NO_PAGE))
 }
 
 fn new_token(word: [u8; WORD_BYTES]) -> TokenIdentity {

@@ -2,7 +2,7 @@
 
 use weft_api::{Auth, ClientName, LoginSettings};
 
-use super::program;
+use super::{oidc, program};
 use crate::services::gateway::authority::check_name;
 
 /// How long a token stands for the password unless it is said otherwise, in seconds: a working day.
@@ -21,17 +21,21 @@ pub(super) fn tokens(settings: &LoginSettings) -> Option<(u64, u64)> {
 
 /// Why these settings cannot be, in words for the administrator.
 pub(in super::super) fn fault(settings: &LoginSettings) -> Option<String> {
-    let LoginSettings { auth, client_name, program, token_lifetime_s, token_renewal_s } = settings;
-    if *client_name != ClientName::Same && *auth != Auth::Both {
+    let LoginSettings { auth, client_name, program, token_lifetime_s, token_renewal_s, .. } =
+        settings;
+    if *client_name != ClientName::Same && !matches!(auth, Auth::Both | Auth::Oidc) {
         return Some(
-            "a client with one name is known by that: --client-name goes with --auth both".into(),
+            "a client with one name is known by that: --client-name goes with --auth both or --auth oidc"
+                .into(),
         );
     }
-    let is_for_passwords =
-        program.is_some() || token_lifetime_s.is_some() || token_renewal_s.is_some();
-    if is_for_passwords && !auth.has_password() {
+    let has_tokens = token_lifetime_s.is_some() || token_renewal_s.is_some();
+    if program.is_some() && !auth.has_password() || has_tokens && !auth.has_user() {
         let text = "no password is asked for: use --auth password or --auth both";
         return Some(text.into());
+    }
+    if let Some(fault) = oidc_fault(settings) {
+        return Some(fault);
     }
     if token_lifetime_s.is_some_and(|it| it > TOKEN_LIFETIME_S_MAX) || *token_renewal_s == Some(0) {
         return Some(format!(
@@ -39,6 +43,23 @@ pub(in super::super) fn fault(settings: &LoginSettings) -> Option<String> {
         ));
     }
     program.as_deref().and_then(program::fault)
+}
+
+/// Why logins by a web page cannot be asked for so.
+fn oidc_fault(settings: &LoginSettings) -> Option<String> {
+    match (settings.auth, &settings.oidc) {
+        (Auth::Oidc, None) => Some(
+            "--auth oidc needs an identity provider: --oidc-issuer, --oidc-client-id, --oidc-redirect"
+                .into(),
+        ),
+        (Auth::Oidc, Some(_)) if settings.token_lifetime_s == Some(0) => Some(
+            "a login by a web page needs tokens, as nobody logs in at each new key: --token-lifetime 1 or more"
+                .into(),
+        ),
+        (Auth::Oidc, Some(oidc)) => oidc::fault(oidc),
+        (_, Some(_)) => Some("an identity provider goes with --auth oidc".into()),
+        (_, None) => None,
+    }
 }
 
 /// The name by which a client is known that has shown these, once they are found to be good; the text says why it
@@ -49,11 +70,15 @@ pub(super) fn name_of(
     user: &str,
 ) -> Result<String, &'static str> {
     let own = match (settings.auth, settings.client_name) {
-        (Auth::Password, _) | (Auth::Both, ClientName::User) => user,
-        (Auth::Certificate, _) | (Auth::Both, ClientName::Certificate) => {
+        (Auth::Password, _) => user,
+        (Auth::Both | Auth::Oidc, ClientName::User) => {
+            certificate.ok_or(super::NO_CERTIFICATE)?;
+            user
+        }
+        (Auth::Certificate, _) | (Auth::Both | Auth::Oidc, ClientName::Certificate) => {
             certificate.ok_or(super::NO_CERTIFICATE)?
         }
-        (Auth::Both, ClientName::Same) => {
+        (Auth::Both | Auth::Oidc, ClientName::Same) => {
             let certificate = certificate.ok_or(super::NO_CERTIFICATE)?;
             if certificate != user {
                 return Err(super::OTHER_USER);
@@ -70,6 +95,8 @@ pub(super) fn name_of(
 
 #[cfg(test)]
 mod tests {
+    use weft_api::OidcSettings;
+
     use super::*;
 
     fn both(client_name: ClientName) -> LoginSettings {
@@ -104,6 +131,26 @@ mod tests {
             (LoginSettings { token_lifetime_s: Some(9), ..none }, "--auth both"),
             (LoginSettings { token_renewal_s: Some(0), ..both(ClientName::Same) }, "renewed after"),
             (LoginSettings { program: Some("judge".into()), ..both(ClientName::Same) }, "absolute"),
+        ];
+        for (settings, expected) in cases {
+            let text = fault(&settings).unwrap_or_default();
+            assert!(text.contains(expected), "{settings:?}: {text}");
+        }
+        let provider = Some(OidcSettings {
+            issuer: "https://id.example.com".into(),
+            client_id: "weft".into(),
+            redirect: "https://vpn.example.com:9443/callback".into(),
+            certificate: Some("/c".into()),
+            key: Some("/k".into()),
+            ..OidcSettings::default()
+        });
+        let oidc = LoginSettings { auth: Auth::Oidc, oidc: provider, ..LoginSettings::default() };
+        assert_eq!(fault(&LoginSettings { client_name: ClientName::User, ..oidc.clone() }), None);
+        let cases = [
+            (LoginSettings { oidc: None, ..oidc.clone() }, "--oidc-issuer"),
+            (LoginSettings { auth: Auth::Both, ..oidc.clone() }, "--auth oidc"),
+            (LoginSettings { token_lifetime_s: Some(0), ..oidc.clone() }, "1 or more"),
+            (LoginSettings { program: Some("/bin/true".into()), ..oidc }, "--auth both"),
         ];
         for (settings, expected) in cases {
             let text = fault(&settings).unwrap_or_default();

@@ -2,12 +2,16 @@
 #![allow(clippy::unwrap_used)]
 
 use tempfile::TempDir;
+use weft_api::{ClientName, OidcSettings};
 
 use super::*;
 
 const PASSWORD: &str = "correct horse";
 /// `IV_PROTO` with a refusal for a time.
 const ABLE: &str = "IV_PROTO=256\n";
+
+/// A change of what the administrator wants.
+type Change = fn(&mut OidcSettings);
 
 struct Place {
     logins: Arc<Logins>,
@@ -36,6 +40,7 @@ impl Place {
     async fn judge(&self, ask: Ask) -> Verdict {
         match self.logins.judge(&self.settings, ask) {
             Judged::Now(verdict) => verdict,
+            Judged::ByPage(_) => panic!("a page in the place of a password"),
             Judged::Later(checking) => checking.run().await,
         }
     }
@@ -361,5 +366,110 @@ async fn no_secret_is_shown_and_files_are_for_root_alone() {
         assert_eq!(mode & 0o777, 0o600, "{file}");
         let text = std::fs::read_to_string(place.dir.path().join(file)).unwrap();
         assert!(!text.contains(PASSWORD) && !text.contains(&token), "{file}");
+    }
+}
+
+fn by_provider() -> LoginSettings {
+    let oidc = OidcSettings {
+        issuer: "https://id.example.com".into(),
+        client_id: "weft".into(),
+        ..OidcSettings::default()
+    };
+    LoginSettings { auth: Auth::Oidc, oidc: Some(oidc), ..LoginSettings::default() }
+}
+
+/// A client with a certificate of this name.
+fn showing(certificate: &str, credentials: Credentials, info: &str) -> Ask {
+    let holder = Holder { name: certificate.into(), serial: "4f01".into(), issuer: Vec::new() };
+    let from = "192.0.2.7:4000".parse().unwrap();
+    Ask::new(Some(holder), credentials, from, None, &PeerInfo::parse(info))
+}
+
+fn given(user: &str, password: &str) -> Credentials {
+    Credentials::Given { user: user.into(), password: Zeroizing::new(password.into()) }
+}
+
+#[tokio::test]
+async fn a_page_is_for_clients_with_a_certificate_that_show_pages() {
+    let place = Place::new(by_provider());
+    let judged = |ask: Ask| place.logins.judge(&place.settings, ask);
+    for (info, expected) in [
+        ("IV_SSO=crtext,webauth,openurl\n", PageWay::WebAuth),
+        ("IV_SSO=openurl,crtext\n", PageWay::OpenUrl),
+    ] {
+        // A password means nothing here.
+        for credentials in [Credentials::Missing, given("anna", PASSWORD)] {
+            let judged = judged(showing("anna", credentials, info));
+            assert!(matches!(judged, Judged::ByPage(way) if way == expected), "{info}");
+        }
+    }
+    assert_text(&place.judge(showing("anna", Credentials::Missing, ABLE)).await, NO_PAGE);
+    let nobody = asking("anna", PASSWORD, None, "IV_SSO=webauth\n");
+    assert_text(&place.judge(nobody).await, NO_CERTIFICATE);
+}
+
+#[tokio::test]
+async fn a_login_by_a_page_is_for_the_certificate_of_that_user() {
+    let place = Place::new(by_provider());
+    let after = |settings: &LoginSettings, user: &str| {
+        place.logins.after_page(settings, Some("laptop"), Ok(user.to_owned()))
+    };
+    assert_text(&after(&place.settings, "anna"), OTHER_USER);
+    let identity = let_in(after(&place.settings, "laptop"));
+    assert_eq!((identity.name.as_str(), identity.user.as_deref()), ("laptop", Some("laptop")));
+    let by = |client_name| LoginSettings { client_name, ..by_provider() };
+    assert_eq!(let_in(after(&by(ClientName::User), "anna")).name, "anna");
+    assert_eq!(let_in(after(&by(ClientName::Certificate), "anna")).name, "laptop");
+    assert_text(&after(&by(ClientName::User), "a/b"), NO_NAME);
+    let refused = Err("You are in no group that may connect".to_owned());
+    let refused = place.logins.after_page(&place.settings, Some("laptop"), refused);
+    assert_text(&refused, "You are in no group that may connect");
+}
+
+#[tokio::test]
+async fn a_token_stands_for_the_word_of_a_provider_that_is_asked_the_same() {
+    let place = Place::new(by_provider());
+    let user = Ok("anna".to_owned());
+    let identity = let_in(place.logins.after_page(&place.settings, Some("anna"), user));
+    let user = Logins::user_option(&place.settings, &identity);
+    assert_eq!(user.as_deref(), Some("auth-token-user YW5uYQ=="));
+    let token = place.token(&identity);
+    let place = place.restarted();
+    // A client that shows no page, since none is needed.
+    let with_token = |certificate: &str| showing(certificate, given("anna", &token), ABLE);
+    assert_eq!(let_in(place.judge(with_token("anna")).await), identity);
+    let later = |credentials| Ask {
+        known: Some(identity.clone()),
+        ..showing("anna", credentials, "IV_SSO=webauth\n")
+    };
+    assert_eq!(let_in(place.judge(later(given("anna", &token))).await), identity);
+    assert_text(&place.judge(with_token("berta")).await, OTHER_USER);
+    let is_token_refused = |verdict: &Verdict| {
+        matches!(verdict, Verdict::Refuse("login_token_refused", AuthFailure::Session(_)))
+    };
+    let verdict = place.judge(later(Credentials::Missing)).await;
+    assert!(is_token_refused(&verdict), "a later key without a token: {verdict:?}");
+    let verdict =
+        place.judge(showing("anna", given("anna", &token[..token.len() - 4]), ABLE)).await;
+    assert!(is_token_refused(&verdict), "a part of a token: {verdict:?}");
+    let changes: [(bool, Change); 7] = [
+        (true, |it| it.redirect.push('x')),
+        (true, |it| it.wait_s = Some(60)),
+        (false, |it| it.issuer.push('x')),
+        (false, |it| it.client_id.push('x')),
+        (false, |it| it.claim = Some("email".into())),
+        (false, |it| it.groups.push("vpn".into())),
+        (false, |it| it.groups_claim = Some("roles".into())),
+    ];
+    for (number, (is_good, change)) in changes.into_iter().enumerate() {
+        let mut settings = by_provider();
+        change(settings.oidc.as_mut().unwrap());
+        let Judged::Now(verdict) = place.logins.judge(&settings, with_token("anna")) else {
+            panic!("change {number} asks for more")
+        };
+        match is_good {
+            true => assert_eq!(let_in(verdict), identity, "change {number}"),
+            false => assert!(is_token_refused(&verdict), "change {number}: {verdict:?}"),
+        }
     }
 }

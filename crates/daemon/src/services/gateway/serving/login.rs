@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use tokio::sync::oneshot;
 use weft_openvpn::data::PeerNumber;
 use weft_openvpn::key_method::PeerInfo;
 use weft_openvpn::messages::{AuthFailure, Message, PendingStep, Secret, push_reply};
@@ -13,13 +14,17 @@ use super::Serving;
 use crate::services::gateway::authority::Holder;
 use crate::services::gateway::client::{Asking, Client, Known, Stage, Todo};
 use crate::services::gateway::journal::Weight;
-use crate::services::gateway::login::{Ask, CODE_TEXT, CODE_WAIT_S, Identity, Judged, Verdict};
+use crate::services::gateway::login::{
+    Ask, CODE_TEXT, CODE_WAIT_S, Ended, Identity, Judged, Logins, PageWay, Verdict, Waiting, Who,
+};
 use crate::services::gateway::sockets::Transport;
 
 /// What a refused client shows to its user.
 pub(super) const REVOKED: &str = "The certificate is revoked";
 const FULL: &str = "The server has as many clients as it takes";
 const OTHER_NAME: &str = "The certificate is another client's";
+/// What a browser shows of a refusal without a text.
+const REFUSED: &str = "The gateway refuses the client";
 
 /// Whose sessions end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +104,8 @@ impl Serving {
             cipher: request.cipher.name(),
             info: request.peer_info.clone(),
             identity: None,
+            page: None,
+            browser: None,
         }));
         let ask =
             Ask::new(certificate, request.credentials, client.address, known, &request.peer_info);
@@ -107,8 +114,50 @@ impl Serving {
             Judged::Later(checking) => {
                 self.judged.spawn(async move { (number, checking.run().await) });
             }
+            Judged::ByPage(way) => self.open_page(number, way),
         }
         Ok(())
+    }
+
+    /// Has a client's user log in by a web page.
+    fn open_page(&mut self, number: u32, way: PageWay) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        let (Some(asking), Some(oidc)) = (&mut client.asking, &self.begun.oidc) else { return };
+        let certificate = asking.certificate.as_ref().map(|holder| holder.name.clone());
+        let (certificate, from) =
+            (certificate.unwrap_or_default(), client.address.ip().to_canonical());
+        let Ok(waiting) = oidc.wait(Who { certificate, from }) else {
+            return self.handle_verdict(number, Logins::page_busy());
+        };
+        let Waiting { url, wait, place, outcome } = waiting;
+        let ticket = place.number();
+        asking.page = Some(place);
+        self.judged.spawn(async move { (number, Verdict::Page(ticket, outcome.ended().await)) });
+        let step = match way {
+            PageWay::WebAuth => PendingStep::WebAuth { flags: Vec::new(), url },
+            PageWay::OpenUrl => PendingStep::OpenUrl(url),
+        };
+        self.ask(number, Todo::ShowPage(step, wait));
+    }
+
+    /// A browser has come back, or has not. The number may be another client's by now.
+    fn handle_page(&mut self, number: u32, ticket: &str, ended: Ended) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        let Some(asking) = &mut client.asking else { return };
+        if !asking.page.as_ref().is_some_and(|page| page.is(ticket)) {
+            return;
+        }
+        asking.page = None;
+        let verdict = match ended {
+            Ended::Gone => Logins::page_gone(),
+            Ended::Late => Logins::page_late(),
+            Ended::Back(back) => {
+                asking.browser = Some(back.told);
+                let certificate = asking.certificate.as_ref().map(|holder| holder.name.as_str());
+                self.gateway.logins.after_page(&self.begun.login, certificate, back.user)
+            }
+        };
+        self.handle_verdict(number, verdict);
     }
 
     /// The answer to a question of [`Verdict::AskCode`].
@@ -137,13 +186,16 @@ impl Serving {
                     self.ask(number, Todo::AskCode);
                 }
             }
+            Verdict::Page(ticket, ended) => self.handle_page(number, &ticket, ended),
             Verdict::Refuse(counter, failure) => self.refuse(number, counter, failure),
         }
     }
 
     fn refuse(&mut self, number: u32, counter: &'static str, failure: AuthFailure) {
         self.count(counter);
-        if let Some(client) = self.clients.get(&number) {
+        if let Some(client) = self.clients.get_mut(&number) {
+            let browser = client.asking.as_mut().and_then(|asking| asking.browser.take());
+            tell(browser, Err(shown_failure(&failure)));
             tracing::info!(why = ?failure, from = %client.address, "refused an OpenVPN client");
             let text = format!("{} was refused: {counter}", client.address);
             self.gateway.journal.line(Weight::Warning, &text);
@@ -160,7 +212,7 @@ impl Serving {
             (self.is_full(&identity.name), self.free_instance(number, &identity.name));
         let Some(client) = self.clients.get_mut(&number) else { return };
         let Some(asking) = client.asking.take() else { return };
-        let Asking { certificate, cipher, info, .. } = *asking;
+        let Asking { certificate, cipher, info, browser, .. } = *asking;
         let now = SystemTime::now();
         if let Stage::Peer { known, .. } = &mut client.stage {
             known.certificate = certificate;
@@ -173,8 +225,10 @@ impl Serving {
             return;
         }
         if is_full {
+            tell(browser, Err(FULL.into()));
             return self.refuse(number, "clients_max", AuthFailure::Text(FULL.into()));
         }
+        tell(browser, Ok(()));
         let name = identity.name.clone();
         self.names.entry(name.clone()).or_default().push(number);
         client.stage = Stage::Asked(Box::new(Known {
@@ -188,6 +242,22 @@ impl Serving {
             last_handshake: now,
         }));
         self.find_addresses(number, name, instance);
+    }
+}
+
+/// Tells the user's browser, if one waits, what has become of a login.
+fn tell(browser: Option<oneshot::Sender<Result<(), String>>>, outcome: Result<(), String>) {
+    if let Some(browser) = browser {
+        // One that was closed meanwhile.
+        let _ = browser.send(outcome);
+    }
+}
+
+/// What a refused client shows.
+fn shown_failure(failure: &AuthFailure) -> String {
+    match failure {
+        AuthFailure::Text(text) => text.clone(),
+        _ => REFUSED.to_owned(),
     }
 }
 
@@ -210,6 +280,14 @@ pub(super) fn ask_code(session: &mut Session, now: Instant) {
     let step = PendingStep::Text { echo: true, has_response: true, text };
     // A session that is over by now needs no question.
     if session.pend(now, Duration::from_secs(CODE_WAIT_S)).is_ok() {
+        let _ = session.send(now, &Message::InfoPre(step.to_text()));
+    }
+}
+
+/// Has a client's user open a page.
+pub(super) fn show_page(session: &mut Session, now: Instant, step: &PendingStep, wait: Duration) {
+    // A session that is over by now needs no page.
+    if session.pend(now, wait).is_ok() {
         let _ = session.send(now, &Message::InfoPre(step.to_text()));
     }
 }

@@ -101,6 +101,7 @@ impl Serving {
             }
             Todo::Renew(token) => login::renew(&mut session, now, number, token),
             Todo::AskCode => login::ask_code(&mut session, now),
+            Todo::ShowPage(step, wait) => login::show_page(&mut session, now, &step, wait),
             Todo::Close(message) => _ = session.close(now, &message),
             Todo::Moved(address) => session.set_address(address),
             Todo::Renegotiate => {

@@ -347,7 +347,7 @@ async fn accept(
 }
 
 /// The addresses that one owner may have, as one.
-fn origin(source: SocketAddr) -> IpAddr {
+pub(super) fn origin(source: SocketAddr) -> IpAddr {
     match source.ip().to_canonical() {
         IpAddr::V6(address) => {
             let mask = u128::MAX << (Ipv6Addr::BITS - ORIGIN_BITS);
