@@ -1,5 +1,7 @@
-//! Programs that are newer than those of Debian's packages, built once from Go modules and kept in the cache.
+//! Programs that are newer than those of Debian's packages, or that no package has, built once from Go modules and kept
+//! in the cache.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::process::Command;
 
@@ -57,6 +59,13 @@ const CONTAINERD: Module = Module {
 const RUNC: Module =
     Module { path: "github.com/opencontainers/runc", version: "v1.5.3", programs: &[""] };
 
+/// The sources of the identity provider.
+const PROVIDER: [(&str, &str); 3] = [
+    ("main.go", include_str!("go/provider/main.go")),
+    ("go.mod", include_str!("go/provider/go.mod")),
+    ("go.sum", include_str!("go/provider/go.sum")),
+];
+
 /// Programs that are needed together.
 struct Set {
     name: &'static str,
@@ -85,6 +94,14 @@ pub fn docker() -> Result<Programs, LeftOut> {
 /// Why there is none on this machine.
 pub fn nerdctl() -> Result<Programs, LeftOut> {
     NERDCTL.built()
+}
+
+/// An identity provider, `provider`.
+///
+/// # Errors
+/// Why there is none on this machine.
+pub fn provider() -> Result<Programs, LeftOut> {
+    provider_in_cache().map_err(|error| LeftOut(format!("{error:#}")))
 }
 
 /// Runs a test with such programs, or says why it is left out.
@@ -166,6 +183,34 @@ impl Module {
         }
         run(&mut build).map(drop)
     }
+}
+
+fn provider_in_cache() -> anyhow::Result<Programs> {
+    let place = cache_directory()?.join("go");
+    let _lock = locked(&place)?;
+    let root = place.join(provider_folder());
+    if let Some(programs) = Programs::in_folder(&root) {
+        return Ok(programs);
+    }
+    let go = go().map_err(|LeftOut(why)| anyhow!(why))?;
+    step("building an identity provider from Go modules, once: this takes a minute");
+    let bin = root.join("usr/bin");
+    make_directory(&bin)?;
+    let scratch = tempfile::tempdir_in(&place).context("no folder for a build")?;
+    for (name, text) in PROVIDER {
+        std::fs::write(scratch.path().join(name), text).context("cannot write sources")?;
+    }
+    let mut build = Command::new(go);
+    build.current_dir(scratch.path()).args(["build", "-trimpath", "-ldflags=-s -w", "-o"]);
+    run(build.arg(bin.join("provider")).arg(".")).context("cannot build an identity provider")?;
+    Ok(Programs::mark_unpacked(&root)?)
+}
+
+/// Other sources have another folder.
+fn provider_folder() -> String {
+    let mut hasher = DefaultHasher::new();
+    PROVIDER.hash(&mut hasher);
+    format!("provider-{:016x}", hasher.finish())
 }
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ const ALONE: [&str; 14] = [
 /// Tests that the core omits: they watch growth or drift over minutes, measure a figure, or repeat another test
 /// on ports of the other kind, with more containers, with engines that crash, or by another client of the same
 /// interface (the core has one scenario of each: Docker, CNI, OpenVPN).
-const NOT_CORE: [&str; 54] = [
+const NOT_CORE: [&str; 55] = [
     "net_bench::attach_and_detach*",
     "net_bench::every_column*",
     "net_bench::hosts_that_send_at_once*",
@@ -107,6 +107,7 @@ const NOT_CORE: [&str; 54] = [
     "net_gateway_import::seen*",
     "net_gateway_life::*",
     "net_gateway_odd::*",
+    "net_gateway_oidc::*",
     "net_gateway_soak::*",
     "net_idle::memory*",
     "net_mixed::*",
@@ -124,10 +125,11 @@ const NOT_CORE: [&str; 54] = [
 type Finder = fn() -> Result<Programs, LeftOut>;
 
 /// Tests with programs of Go modules. Their finders may take longer than a test.
-const OF_GO: [(&str, Finder); 4] = [
+const OF_GO: [(&str, Finder); 5] = [
     ("net_docker::docker_29::*", go::docker),
     ("net_docker_attach::docker_29::*", go::docker),
     ("net_docker_events::docker_29::*", go::docker),
+    ("net_gateway_oidc::*", go::provider),
     ("net_nerdctl::*", go::nerdctl),
 ];
 
