@@ -22,7 +22,7 @@ pub fn commands(document: &str) -> Vec<Shown> {
     let mut found = Vec::new();
     for (line, text, is_block) in code(document) {
         // A remark behind a command of a block.
-        let text = if is_block { text.split("  #").next().unwrap_or_default() } else { text };
+        let text = if is_block { text.split("  #").next().unwrap_or_default() } else { &text };
         if let Some(command) = text.strip_prefix(PROGRAM) {
             found.push(Shown { line, text: command.trim().to_owned() });
         }
@@ -36,7 +36,7 @@ pub fn options(document: &str) -> Vec<Shown> {
     let spans = code(document).into_iter().filter(|(_, text, is_block)| {
         !is_block && text.starts_with("--") && !text.contains(char::is_whitespace)
     });
-    spans.map(|(line, text, _)| Shown { line, text: text.to_owned() }).collect()
+    spans.map(|(line, text, _)| Shown { line, text }).collect()
 }
 
 /// Why Weft does not have a command, if so: a word that is no command of it, or an option that is none.
@@ -78,18 +78,25 @@ pub fn has_option(option: &str) -> bool {
     option.strip_prefix("--").is_some_and(|name| has(&all, name))
 }
 
-/// The lines of blocks and the spans of text that a document shows as code, and whether each is of a block.
-fn code(document: &str) -> Vec<(usize, &str, bool)> {
-    let mut found = Vec::new();
-    let mut in_block = false;
+/// The lines of blocks and the spans of text that a document shows as code, and whether each is of a block. A line that
+/// ends with a backslash goes on in the next one.
+fn code(document: &str) -> Vec<(usize, String, bool)> {
+    let mut found: Vec<(usize, String, bool)> = Vec::new();
+    let (mut in_block, mut goes_on) = (false, false);
     for (number, line) in (1..).zip(document.lines()) {
         if line.trim_start().starts_with(FENCE) {
-            in_block = !in_block;
+            (in_block, goes_on) = (!in_block, false);
         } else if in_block {
-            found.push((number, line, true));
+            let (text, more) = line.strip_suffix('\\').map_or((line, false), |text| (text, true));
+            match found.last_mut().filter(|_| goes_on) {
+                Some((_, begun, _)) => begun.push_str(text),
+                None => found.push((number, text.to_owned(), true)),
+            }
+            goes_on = more;
         } else {
             // Every second piece lies between two marks.
-            found.extend(line.split('`').skip(1).step_by(2).map(|span| (number, span, false)));
+            let spans = line.split('`').skip(1).step_by(2);
+            found.extend(spans.map(|span| (number, span.to_owned(), false)));
         }
     }
     found
@@ -110,6 +117,8 @@ mod tests {
         let found = [shown(1, "ps"), shown(3, "status peers"), shown(6, "hide")];
         assert_eq!(commands(text), found);
         assert_eq!(options(text), [shown(6, "--mtu")]);
+        let text = "```\nweft status \\\n  --json\nweft ps\n```\n";
+        assert_eq!(commands(text), [shown(2, "status   --json"), shown(4, "ps")]);
     }
 
     #[test]
