@@ -11,6 +11,7 @@
 //! IPAM driver. A `--subnet` stands for the second where no network has that range yet.
 
 mod backend;
+mod changes;
 mod error;
 mod http;
 #[cfg(test)]

@@ -36,6 +36,8 @@ pub(super) struct World {
     /// The networks that were opened, as they were asked for.
     pub(super) opened: Vec<NetworkRequest>,
     pub(super) disk_is_full: bool,
+    /// How long a write takes.
+    pub(super) disk_delay: Duration,
     /// The writes that still succeed before the disk is full.
     pub(super) writes_left: Option<u32>,
     /// Why every verb fails.
@@ -61,6 +63,7 @@ impl World {
             disk: serde_json::to_string(&State::new(7)).unwrap(),
             opened: Vec::new(),
             disk_is_full: false,
+            disk_delay: Duration::ZERO,
             writes_left: None,
             broken: None,
             is_ready: true,
@@ -270,6 +273,8 @@ impl Backend for Daemon {
     }
 
     async fn save(&self, state: State) -> Result<(), BackendError> {
+        let delay = self.world().disk_delay;
+        tokio::time::sleep(delay).await;
         self.world().save(&state)
     }
 }

@@ -1,6 +1,6 @@
 //! Carries out calls: the state machine, the rest of the daemon, and limits of time between them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -8,9 +8,10 @@ use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::backend::Backend;
+use super::changes::{Change, Changes, Undos, drain, now};
 use super::error::PluginError;
 use super::requests::BackendError;
-use super::state::{Action, Listing, Outcome, Pending, Reconciled, State, Step, Undo};
+use super::state::{Action, Listing, Outcome, Reconciled, State, Step, Undo};
 use super::wire::{Answer, Call};
 
 /// Time limit for one answer, in milliseconds: Docker itself has none, and a silent plugin hangs it.
@@ -18,8 +19,11 @@ pub const ANSWER_LIMIT_MS: u64 = 9_500;
 /// Time limit for one request to the daemon, in milliseconds. It may go on after the answer, so
 /// that its result is taken back in order.
 pub const ACTION_LIMIT_MS: u64 = 30_000;
-/// Time limit for taking one thing back, in milliseconds.
-pub const UNDO_LIMIT_MS: u64 = 5_000;
+/// Time limit for taking one thing back, in milliseconds. Removals of many containers wait for each other, and one that
+/// ends at its limit is tried again with the next listing alone.
+pub const UNDO_LIMIT_MS: u64 = 15_000;
+/// The same before the engine hears why a call has failed, which is sooner than its answer is due.
+const FAILED_UNDO_LIMIT_MS: u64 = 5_000;
 /// Time limit for the facts of `docker network inspect`, in milliseconds.
 pub const FACTS_LIMIT_MS: u64 = 2_000;
 /// Waits end this long before the answer is due, in milliseconds, so that the answer names them.
@@ -39,6 +43,7 @@ impl<B> Clone for Plugin<B> {
 struct Shared<B> {
     backend: B,
     state: Mutex<State>,
+    changes: Changes,
     /// Held by calls that open, bind or close networks.
     networks: Arc<Mutex<()>>,
     /// Held by calls about one endpoint.
@@ -80,6 +85,7 @@ impl<B: Backend> Plugin<B> {
         Self(Arc::new(Shared {
             backend,
             state: Mutex::new(state),
+            changes: Changes::default(),
             networks: Arc::default(),
             endpoints: Locks::default(),
             calls: Arc::new(Semaphore::new(CALLS_MAX)),
@@ -130,9 +136,11 @@ impl<B: Backend> Plugin<B> {
             let mut state = shared.state.lock().await;
             let reconciled = state.handle_listing(&listing, now());
             let undos = drain(&mut state);
-            shared.save_or_warn(&state).await;
+            if let Err(error) = shared.backend.save(state.clone()).await {
+                tracing::warn!(%error, "the state of Docker's plugin is not stored");
+            }
             drop(state);
-            shared.undo_all(undos).await;
+            shared.undo_all(undos, UNDO_LIMIT_MS).await;
             reconciled
         });
         // It fails only at the end of the runtime.
@@ -169,7 +177,8 @@ impl<B: Backend> Shared<B> {
         if let Err(error) = &answer {
             tracing::warn!(%error, "a request of Docker's is refused");
         }
-        self.undo_all(undos).await;
+        let limit_ms = if answer.is_ok() { UNDO_LIMIT_MS } else { FAILED_UNDO_LIMIT_MS };
+        self.undo_all(undos, limit_ms).await;
         // If the engine has gone, the next listing shows what it does not know.
         let _ = reply.send(answer);
     }
@@ -194,77 +203,22 @@ impl<B: Backend> Shared<B> {
         reply: &oneshot::Sender<Result<Answer, PluginError>>,
         undos: &mut Undos,
     ) -> Result<Answer, PluginError> {
-        let mut step = self.begin(call, undos).await;
+        let mut change = Change::Call(call);
         loop {
-            match step {
+            let (step, fresh) = self.change(change).await;
+            undos.extend(fresh);
+            change = match step {
                 Step::Done(answer) => return answer,
                 Step::Act(action, pending) => {
-                    let outcome = self.act(action, reply).await;
-                    step = self.go_on(pending, outcome, undos).await;
+                    Change::Outcome(pending, self.act(action, reply).await)
                 }
-            }
+            };
         }
     }
 
-    /// The first step of a call. If its state cannot be stored, the call does nothing, unless it
-    /// gives something back.
-    async fn begin(&self, call: Call, undos: &mut Undos) -> Step {
-        let is_release = call.is_release();
-        let mut state = self.state.lock().await;
-        let before = state.clone();
-        let step = state.handle_call(call, now());
-        let fresh = drain(&mut state);
-        match self.save(&state, &before).await {
-            Ok(()) => {
-                undos.extend(fresh);
-                step
-            }
-            Err(error) if is_release => {
-                tracing::warn!(%error, "the state of Docker's plugin is not stored");
-                undos.extend(fresh);
-                step
-            }
-            Err(error) => {
-                *state = before;
-                Step::Done(Err(PluginError::NotSaved(error)))
-            }
-        }
-    }
-
-    /// The next step of a call. An outcome that cannot be stored counts as a failure, so that it is
-    /// taken back.
-    async fn go_on(
-        &self,
-        pending: Pending,
-        outcome: Result<Outcome, BackendError>,
-        undos: &mut Undos,
-    ) -> Step {
-        let mut state = self.state.lock().await;
-        let before = state.clone();
-        let mut step = state.handle_outcome(pending.clone(), outcome, now());
-        if let Err(error) = self.save(&state, &before).await {
-            *state = before;
-            step = state.handle_outcome(pending, Err(error.clone()), now());
-            if matches!(step, Step::Done(Err(_))) {
-                step = Step::Done(Err(PluginError::NotSaved(error)));
-            }
-        }
-        undos.extend(drain(&mut state));
-        step
-    }
-
-    /// Stores the state, if it has changed.
-    async fn save(&self, state: &State, before: &State) -> Result<(), BackendError> {
-        if state.promises_as(before) {
-            return Ok(());
-        }
-        self.backend.save(state.clone()).await
-    }
-
-    async fn save_or_warn(&self, state: &State) {
-        if let Err(error) = self.backend.save(state.clone()).await {
-            tracing::warn!(%error, "the state of Docker's plugin is not stored");
-        }
+    /// Makes a change of the state, and stores it.
+    async fn change(&self, change: Change) -> (Step, Undos) {
+        self.changes.make(change, &self.state, &self.backend).await
     }
 
     /// Performs an action. Fails if nobody waits for the answer any more.
@@ -298,8 +252,8 @@ impl<B: Backend> Shared<B> {
         if reply.is_closed() { Err(BackendError::GivenUp) } else { outcome }
     }
 
-    /// Takes things back.
-    async fn undo_all(&self, undos: Undos) {
+    /// Takes things back, each within a limit of time.
+    async fn undo_all(&self, undos: Undos, limit_ms: u64) {
         if undos.is_empty() {
             return;
         }
@@ -308,19 +262,18 @@ impl<B: Backend> Shared<B> {
             if !self.state.lock().await.begin_undo(&undo) {
                 continue;
             }
-            let limit = Duration::from_millis(UNDO_LIMIT_MS);
+            let limit = Duration::from_millis(limit_ms);
             let error = match timeout(limit, self.perform(&undo)).await {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some(format!("no result within {UNDO_LIMIT_MS} ms")),
+                Err(_) => Some(format!("no result within {limit_ms} ms")),
             };
             if let Some(error) = &error {
                 tracing::warn!(%error, ?undo, "something of Docker's is not taken back yet");
             }
             self.state.lock().await.handle_undone(&undo, error.is_none());
         }
-        let state = self.state.lock().await;
-        self.save_or_warn(&state).await;
+        self.change(Change::Undone).await;
     }
 
     async fn perform(&self, undo: &Undo) -> Result<(), BackendError> {
@@ -389,16 +342,4 @@ impl Locks {
         };
         lock.lock_owned().await
     }
-}
-
-/// Things to take back, in the order in which it is done.
-type Undos = BTreeSet<Undo>;
-
-fn drain(state: &mut State) -> Undos {
-    std::iter::from_fn(|| state.poll_undo()).collect()
-}
-
-/// The clock that the state machine sees; tests stop and advance it.
-fn now() -> std::time::Instant {
-    Instant::now().into_std()
 }

@@ -420,6 +420,42 @@ async fn many_containers_start_and_stop_at_once() {
     docker.assert_clean().await;
 }
 
+/// Fifty containers make some 250 promises. On a disk that writes five in a second they share the writes.
+#[tokio::test(start_paused = true)]
+async fn a_slow_disk_holds_up_many_containers_once_and_not_each_in_turn() {
+    let docker = Docker::new();
+    let network = ready(&docker).await;
+    docker.daemon.world().disk_delay = Duration::from_millis(200);
+    let start = |number: usize| {
+        let (docker, network) = (docker.clone(), network.clone());
+        tokio::spawn(async move {
+            let endpoint = format!("e{number}");
+            docker.run(&network, Run { endpoint: &endpoint, ..Run::default() }).await
+        })
+    };
+    let begun = tokio::time::Instant::now();
+    let starts: Vec<_> = (0..50).map(start).collect();
+    let mut running = Vec::new();
+    for start in starts {
+        running.push(start.await.unwrap().unwrap());
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    // A disk that is full refuses each of them, and takes back all that they hold.
+    docker.daemon.world().disk_is_full = true;
+    let starts: Vec<_> = (50..60).map(start).collect();
+    for start in starts {
+        let error = start.await.unwrap().unwrap_err();
+        assert!(error.contains("cannot store"), "{error}");
+    }
+    assert_eq!(docker.daemon.world().links.len(), 50);
+    docker.daemon.world().disk_is_full = false;
+    for container in &running {
+        docker.stop(container).await;
+    }
+    docker.remove(&network).await;
+    docker.assert_clean().await;
+}
+
 /// An engine that goes on before it has an answer, as one that was restarted does.
 #[tokio::test(start_paused = true)]
 async fn calls_about_one_endpoint_run_one_after_the_other() {

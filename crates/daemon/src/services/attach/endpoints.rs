@@ -148,15 +148,16 @@ impl Attachments {
         }
     }
 
-    /// Facts about an endpoint's pair, by name, for people.
-    pub(crate) async fn endpoint_facts(&self, endpoint: &str) -> Option<BTreeMap<String, String>> {
-        let shown = self.lock_for_request().await.ok()?;
-        let saved = shown.saved.get(&docker_id(endpoint))?;
+    /// Facts about an endpoint's pair, by name, for people. They wait for no attachment under way.
+    pub(crate) fn endpoint_facts(&self, endpoint: &str) -> Option<BTreeMap<String, String>> {
+        let id = docker_id(endpoint);
+        let shown = self.shown.borrow();
+        let attachment = shown.iter().find(|attachment| attachment.id == id)?;
         let facts = [
-            ("weft.host-interface", saved.host_interface.clone()),
-            ("weft.mac", saved.attachment.mac.clone()),
-            ("weft.mtu", saved.attachment.mtu.to_string()),
-            ("weft.state", saved.attachment.state.clone()),
+            ("weft.host-interface", self.derived(&id).host_interface),
+            ("weft.mac", attachment.mac.clone()),
+            ("weft.mtu", attachment.mtu.to_string()),
+            ("weft.state", attachment.state.clone()),
         ];
         Some(facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
     }

@@ -250,7 +250,7 @@ impl Backend for DaemonBackend {
     }
 
     async fn link_facts(&self, endpoint: String) -> Result<BTreeMap<String, String>, BackendError> {
-        let facts = self.attachments.endpoint_facts(&endpoint).await;
+        let facts = self.attachments.endpoint_facts(&endpoint);
         facts.ok_or_else(|| failed("read an interface", &"the endpoint has none"))
     }
 
