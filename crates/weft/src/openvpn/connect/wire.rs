@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use rustix::net::SendFlags;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use weft_openvpn::Opcode;
 use weft_openvpn::device::CONTROL_PACKET_BYTES_MAX;
@@ -15,6 +16,8 @@ const LENGTH_BYTES: usize = 2;
 /// How often binding to a port is tried that a socket of before still has, and the pause between.
 const BIND_TRIES: usize = 100;
 const BIND_PAUSE: Duration = Duration::from_millis(20);
+/// The pause until a connection is asked again that had no room for a packet.
+const ROOM_PAUSE: Duration = Duration::from_millis(10);
 
 /// A socket.
 pub(super) enum Wire {
@@ -96,15 +99,24 @@ impl Wire {
     pub(super) async fn send(&mut self, to: SocketAddr, packet: &[u8]) -> io::Result<()> {
         match self {
             Self::Udp { socket, .. } => socket.send_to(packet, to).await.map(|_| ()),
-            Self::Tcp { stream, .. } => {
+            Self::Tcp { stream, is_given, .. } => {
                 let mut framed = Vec::with_capacity(LENGTH_BYTES + packet.len());
                 frame::write(packet, &mut framed).map_err(io::Error::other)?;
                 let mut rest = framed.as_slice();
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
                 while !rest.is_empty() {
-                    stream.writable().await?;
-                    match stream.try_write(rest) {
+                    let sent = if *is_given {
+                        rustix::net::send(&*stream, rest, flags).map_err(io::Error::from)
+                    } else {
+                        stream.writable().await?;
+                        stream.try_write(rest)
+                    };
+                    match sent {
                         Ok(written) => rest = &rest[written..],
-                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                        // The kernel's device has room again without telling.
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                            tokio::time::sleep(ROOM_PAUSE).await;
+                        }
                         Err(error) => return Err(error),
                     }
                 }
