@@ -53,6 +53,7 @@ impl Records {
         earlier: &'static str,
     ) -> Result<(Self, BTreeMap<String, T>), StoreError> {
         let all = read_all(store, directory)?;
+        remove_unfinished(&store.path(directory));
         let mut known = Known::default();
         let mut records = BTreeMap::new();
         for (Stored { key, value }, bytes) in all {
@@ -233,6 +234,18 @@ fn read_all<T: DeserializeOwned>(
     Ok(found)
 }
 
+/// Removes what writes left that were cut short by a kill: no later one may have their name.
+fn remove_unfinished(directory: &Path) {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    for file in entries.map(|entry| entry.path()) {
+        if file.extension() != Some(OsStr::new(EXTENSION))
+            && let Err(error) = fs::remove_file(&file)
+        {
+            tracing::debug!(%error, file = %file.display(), "cannot remove an unfinished file");
+        }
+    }
+}
+
 /// Bytes of a key's hash in the name of its file.
 const NAME_BYTES: usize = 16;
 const EXTENSION: &str = "json";
@@ -289,6 +302,17 @@ mod tests {
         assert_eq!(same, 2, "{before:?} {after:?}");
         records.save_or_later(&numbers(&[("b", 7), (&long, 3)]));
         assert_eq!(on_disk(dir.path()), numbers(&[("b", 7), (&long, 3)]));
+    }
+
+    #[test]
+    fn what_a_killed_daemon_was_about_to_write_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, records, _) = open(dir.path());
+        records.save(&numbers(&[("a", 1)])).unwrap();
+        let unfinished = store.path(&format!("{}.new", records.name_of("b")));
+        fs::write(&unfinished, "{").unwrap();
+        assert_eq!(on_disk(dir.path()), numbers(&[("a", 1)]));
+        assert!(!unfinished.exists());
     }
 
     #[test]
