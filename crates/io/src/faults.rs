@@ -8,6 +8,16 @@ use std::fs;
 /// Names the file.
 pub const FAULTS_FILE: &str = "WEFT_FAULTS";
 
+/// Set where tests run beside a build, which writes so much that a disk takes a second for each file that must outlast a
+/// power cut.
+pub const NO_POWER_CUT: &str = "WEFT_NO_POWER_CUT";
+
+/// Whether a test says that no power cut comes.
+#[must_use]
+pub fn no_power_cut() -> bool {
+    cfg!(feature = "faults") && std::env::var_os(NO_POWER_CUT).is_some()
+}
+
 /// The value of a fault that is asked for now.
 #[must_use]
 pub fn asked(name: &str) -> Option<String> {

@@ -14,6 +14,7 @@ use anyhow::Context;
 use weft_bench::comparison::install::LeftOut;
 use weft_bench::sandbox::Programs;
 use weft_bench::sandbox::progress::{note, print, step};
+use weft_io::faults::NO_POWER_CUT;
 
 use crate::go;
 use crate::programs::{Places, Program, folder_of, names, programs};
@@ -309,6 +310,8 @@ fn outcome_of(
 ) -> anyhow::Result<Option<String>> {
     let mut output = tempfile::tempfile().context("no file for a test's output")?;
     let mut command = Command::new(&test.file);
+    // Daemons are killed, and no host loses its power.
+    command.env(NO_POWER_CUT, "1");
     command.args(["--test-threads=1", "--exact", &test.inside]).current_dir(folder);
     command.stdin(std::process::Stdio::null());
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
