@@ -6,8 +6,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use weft_bench::sandbox::progress::note;
-use weft_bench::sandbox::{Host, Sandbox, SandboxOptions};
+use weft_bench::sandbox::{Host, Sandbox, SandboxOptions, try_wait_until};
 use weft_lab::net::Lab;
+
+/// How long a process that ends may take.
+const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// Runs a command that must fail with this code and say each of these words.
 fn fails(host: &Host, arguments: &[&str], code: i32, words: &[&str]) -> anyhow::Result<()> {
@@ -117,6 +120,16 @@ fn traces(host: &Host) -> anyhow::Result<String> {
     Ok(text)
 }
 
+/// Waits until a host has no more traces than before: a process that ends is listed a moment longer.
+fn wait_untouched(host: &Host, untouched: &str) -> anyhow::Result<()> {
+    let mut found = String::new();
+    let waited = try_wait_until("no traces to be left", END_LIMIT, || {
+        found = traces(host).unwrap_or_else(|error| error.to_string());
+        Ok(found == untouched)
+    });
+    waited.map(drop).with_context(|| format!("{found} and not {untouched}"))
+}
+
 #[test]
 fn a_launch_that_fails_at_its_socket_or_its_state_leaves_nothing_behind() -> anyhow::Result<()> {
     let sandbox = Sandbox::new(&SandboxOptions::default())?;
@@ -128,15 +141,15 @@ fn a_launch_that_fails_at_its_socket_or_its_state_leaves_nothing_behind() -> any
     let (code, text) = refused_launch(host, &[])?;
     let says = |word: &str| text.contains(word);
     assert!(code == Some(1) && says("weft.sock") && says("--runtime-dir"), "{code:?}: {text}");
-    assert_eq!(traces(host)?, untouched);
+    wait_untouched(host, &untouched)?;
     fails(host, &["launch"], 1, &["weft.sock", "--runtime-dir"])?;
-    assert_eq!(traces(host)?, untouched);
+    wait_untouched(host, &untouched)?;
     std::fs::remove_dir(&path)?;
 
     let other = UnixListener::bind(&path)?;
     let (code, text) = refused_launch(host, &[])?;
     assert!(code == Some(1) && text.contains("another program"), "{code:?}: {text}");
-    assert_eq!(traces(host)?, untouched);
+    wait_untouched(host, &untouched)?;
     UnixStream::connect(&path).map_err(|error| anyhow::anyhow!("its socket is gone: {error}"))?;
     drop(other);
 

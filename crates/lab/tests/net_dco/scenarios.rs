@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
-use weft_bench::sandbox::{Host, Running, Sandbox, SandboxOptions};
+use weft_bench::sandbox::{Host, Running, Sandbox, SandboxOptions, try_wait_until};
 use weft_lab::net::is_soak;
 
 use crate::common::{
@@ -165,7 +165,19 @@ impl Net {
                 Ok(())
             })?,
         }
-        self.key(client, "primary", "0", &self.key_files[0])
+        self.key(client, "primary", "0", &self.key_files[0])?;
+        self.wait_carrier(client)
+    }
+
+    /// Waits until a client's device sends. It has a carrier with its peer, and a busy kernel takes seconds to begin with
+    /// its queue; packets are lost meanwhile.
+    fn wait_carrier(&self, client: usize) -> anyhow::Result<()> {
+        let netns = self.host(client).netns();
+        try_wait_until("the client's device to have a carrier", LIMIT, || {
+            let shown = netns.exec(&["ip", "-j", "link", "show", DEVICE])?.success()?.json()?;
+            Ok(shown[0]["operstate"] != "DOWN" && shown[0]["operstate"] != "LOWERLAYERDOWN")
+        })?;
+        Ok(())
     }
 
     /// A key on both sides.
