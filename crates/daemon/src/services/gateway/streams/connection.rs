@@ -17,7 +17,7 @@ const SPEAK_LIMIT: Duration = Duration::from_secs(10);
 /// How long last words may take, and the other end until it closes.
 const PART_LIMIT: Duration = Duration::from_secs(5);
 /// The longest later packet, in bytes: OpenVPN's own are at most about 1,500.
-const PACKET_BYTES_MAX: usize = 4_096;
+pub(in crate::services::gateway) const PACKET_BYTES_MAX: usize = 4_096;
 /// Bytes that wait for the connection to take them.
 const PENDING_BYTES_MAX: usize = 64 * 1024;
 /// Bytes of the length before a packet.
@@ -107,11 +107,16 @@ impl Task {
     /// Sends last words until the service has no more.
     pub(super) async fn part(mut self, stream: TcpStream) {
         let limit = Instant::now() + PART_LIMIT;
-        while let Ok(Some(order)) = tokio::time::timeout_at(limit, self.orders.recv()).await {
-            if let Order::Send(packet) = order
-                && self.queue(&packet).is_err()
-            {
-                break;
+        loop {
+            let turn = tokio::select! {
+                order = self.orders.recv() => Turn::Order(order),
+                writable = stream.writable(), if !self.pending.is_empty() => Turn::Writable(writable),
+                () = tokio::time::sleep_until(limit) => break,
+            };
+            match turn {
+                Turn::Order(None) => break,
+                Turn::Order(Some(Order::Send(packet))) if self.queue(&packet).is_err() => break,
+                _ => {}
             }
             if write(&stream, &mut self.pending).is_err() {
                 return;
