@@ -21,6 +21,7 @@ use weft_openvpn::device::{
 };
 use weft_openvpn::negotiation::DEFAULT_CIPHERS;
 
+use super::given::Given;
 use super::{DataChannel, OpenError, Telling};
 use crate::dco::{DataDevice, KernelDevice, KernelNews};
 use crate::services::gateway::sockets::PORT;
@@ -77,9 +78,9 @@ pub(super) async fn open(
             sockets: own,
             ciphers,
             reason: None,
-            lost: Arc::clone(&telling.lost),
-            resets: Arc::clone(&telling.resets),
             totals: Arc::default(),
+            given: Given::default(),
+            telling: telling.clone(),
             _followers: Some(Followers { _tasks: tasks }),
         })
     };

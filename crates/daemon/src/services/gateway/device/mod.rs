@@ -1,5 +1,6 @@
 //! What moves clients' packets: a data channel device, and the UDP sockets by which clients are reached.
 
+mod given;
 mod kernel;
 mod reset_filter;
 mod totals;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use tokio::sync::mpsc;
-use weft_api::{Protocol, ServeEngine};
+use weft_api::ServeEngine;
 use weft_crypto::DataCipher;
 use weft_engine::dco::{Device, DeviceConfig, Event, Route};
 use weft_engine::{DropReason, EngineError};
@@ -25,6 +26,7 @@ use weft_openvpn::device::{DeviceError, MTU_DEFAULT, Mode, PeerAttributes, PeerS
 use weft_openvpn::negotiation::DEFAULT_CIPHERS;
 use weft_openvpn::session::DataKeys;
 
+use self::given::Given;
 use self::kernel::Followers;
 use self::reset_filter::ResetFilter;
 use self::totals::Totals;
@@ -49,10 +51,11 @@ pub(super) struct DataChannel {
     ciphers: Vec<DataCipher>,
     /// Why it is not the kernel's, where that was to be tried.
     reason: Option<String>,
-    /// Events that nobody took in time.
-    lost: Arc<AtomicU64>,
-    resets: Arc<ResetFilter>,
     totals: Arc<Totals>,
+    /// Beside a kernel's device.
+    given: Given,
+    /// Where events go.
+    telling: Telling,
     /// The tasks beside a kernel's device.
     _followers: Option<Followers>,
 }
@@ -99,11 +102,6 @@ pub(super) enum OpenError {
         "the kernel's ovpn device takes none of the ciphers ({0}): load the kernel's modules for AES-GCM, or serve with --engine userspace"
     )]
     NoCipher(DataDeviceError),
-    /// TCP is asked for.
-    #[error(
-        "the kernel's device does not carry TCP clients yet: listen on UDP alone, or serve with --engine userspace"
-    )]
-    KernelTcp,
     /// The kernel's device takes no peer.
     #[error("the kernel's ovpn device takes no peer: {0}")]
     Tried(DataDeviceError),
@@ -121,6 +119,7 @@ pub(super) enum OpenError {
 #[derive(Clone)]
 struct Telling {
     sender: mpsc::Sender<Event>,
+    /// Events that nobody took in time.
     lost: Arc<AtomicU64>,
     resets: Arc<ResetFilter>,
 }
@@ -147,11 +146,8 @@ impl DataChannel {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let resets = Arc::new(ResetFilter::new(Instant::now()));
         let telling = Telling { sender, lost: Arc::default(), resets };
-        let has_tcp = wanted.request.listen.iter().any(|it| it.protocol == Protocol::Tcp);
         let reason = match wanted.request.engine {
             ServeEngine::Userspace => None,
-            ServeEngine::Kernel if has_tcp => return Err(OpenError::KernelTcp),
-            ServeEngine::Auto if has_tcp => Some(OpenError::KernelTcp.to_string()),
             engine => match kernel::open(kernel, &sockets, &telling).await {
                 Ok(channel) => return Ok((channel, events)),
                 Err(error) if engine == ServeEngine::Kernel => return Err(error),
@@ -208,26 +204,22 @@ impl DataChannel {
         }
     }
 
-    /// Sends a packet of the control channel by the connection of a peer.
-    pub(super) fn send_to_peer(&self, id: u32, packet: &[u8]) {
-        let sent = match &*self.device {
-            DataDevice::Userspace(device) => device.send_packet(id, packet),
-            // It has no peers over TCP yet.
-            DataDevice::Kernel(_) => Err(DeviceError::NoPeer(id)),
-        };
-        if let Err(error) = sent {
-            tracing::debug!(%error, id, "cannot send a packet of the control channel");
+    /// Sends a packet of the control channel by the connection of a peer. Returns whether it takes the packet.
+    pub(super) fn send_to_peer(&self, id: u32, packet: &[u8]) -> bool {
+        match &*self.device {
+            DataDevice::Userspace(device) => device.send_packet(id, packet).is_ok(),
+            DataDevice::Kernel(_) => self.given.send(id, packet),
         }
     }
 
     /// Drops first packets before the service until then.
     pub(super) fn drop_resets(&self, until: Instant) {
-        self.resets.drop_until(until);
+        self.telling.resets.drop_until(until);
     }
 
     /// Takes first packets again.
     pub(super) fn take_resets(&self) {
-        self.resets.pass_all();
+        self.telling.resets.pass_all();
     }
 
     /// What a packet came by, by the device's number.
@@ -245,9 +237,15 @@ impl DataChannel {
                 Err(error) if error.is_address_taken() && Instant::now() < limit => {
                     tokio::time::sleep(ADDRESS_FREE_PAUSE).await;
                 }
-                made => return made,
+                Err(error) => return Err(error),
+                Ok(()) => break,
             }
         }
+        if let (DataDevice::Kernel(_), Some(connection)) = (&*self.device, &new.connection) {
+            let given = self.given.add(new.id, (connection, new.remote), self.telling.clone());
+            given.map_err(DataDeviceError::Socket)?;
+        }
+        Ok(())
     }
 
     /// Sends packets to these networks by the peers with these addresses. The kernel's device asks the host's routes.
@@ -273,6 +271,7 @@ impl DataChannel {
                 let _ = device.delete_peer(id);
             }
             DataDevice::Kernel(_) => {
+                self.given.remove(id);
                 let (device, totals) = (Arc::clone(&self.device), Arc::clone(&self.totals));
                 tokio::spawn(async move {
                     device.peer(id).await.iter().for_each(|peer| totals.end(peer));
@@ -330,8 +329,11 @@ impl DataChannel {
         let drops = of_device.into_iter().flat_map(|device| {
             DropReason::ALL.iter().map(|reason| (reason.name(), device.dropped(*reason)))
         });
-        let lost = self.lost.load(Ordering::Relaxed);
-        drops.chain([("events_lost", lost), ("first_packets_over_rate", self.resets.dropped())])
+        let lost = self.telling.lost.load(Ordering::Relaxed);
+        drops.chain([
+            ("events_lost", lost),
+            ("first_packets_over_rate", self.telling.resets.dropped()),
+        ])
     }
 
     fn socket_of<'a>(&'a self, new: &'a NewPeer) -> Option<BorrowedFd<'a>> {
@@ -362,8 +364,8 @@ fn open_userspace(sockets: Vec<UdpSocket>, telling: Telling) -> Result<DataChann
         path_mtu: weft_io::udp::IPV6_MTU_MIN,
         offloads: true,
     };
-    let (lost, resets) = (Arc::clone(&telling.lost), Arc::clone(&telling.resets));
-    let device = Device::open(&config, Arc::new(move |event| telling.tell(event)))?;
+    let told = telling.clone();
+    let device = Device::open(&config, Arc::new(move |event| told.tell(event)))?;
     let mut held = Vec::new();
     for socket in sockets {
         let own = socket.try_clone().map_err(|_| DeviceError::NotASocket)?;
@@ -374,9 +376,9 @@ fn open_userspace(sockets: Vec<UdpSocket>, telling: Telling) -> Result<DataChann
         sockets: held,
         ciphers: DEFAULT_CIPHERS.to_vec(),
         reason: None,
-        lost,
-        resets,
         totals: Arc::default(),
+        given: Given::default(),
+        telling,
         _followers: None,
     })
 }

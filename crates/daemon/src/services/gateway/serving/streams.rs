@@ -96,8 +96,8 @@ impl Serving {
             (Transport::Tcp, Some(connection)) => {
                 match self.begun.streams.send(connection, packet) {
                     Sent::Taken => {}
-                    Sent::AtDevice => self.begun.channel.send_to_peer(number, packet),
-                    Sent::Gone => self.count("connection_takes_nothing"),
+                    Sent::AtDevice if self.begun.channel.send_to_peer(number, packet) => {}
+                    Sent::AtDevice | Sent::Gone => self.count("connection_takes_nothing"),
                 }
             }
             (Transport::Tcp, None) => {}

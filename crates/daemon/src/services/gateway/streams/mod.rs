@@ -17,8 +17,8 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 use weft_openvpn::frame;
 
-pub(super) use self::connection::Order;
 use self::connection::Task;
+pub(super) use self::connection::{Order, PACKET_BYTES_MAX};
 
 /// Connections whose clients have not shown yet who they are.
 const UNPROVEN_MAX: usize = 512;
