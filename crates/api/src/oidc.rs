@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OidcSettings {
-    /// The provider's issuer, an `https` URL. What it supports is read below it.
+    /// The provider's issuer, an `https` URL. The daemon reads the provider's discovery document below that URL.
     pub issuer: String,
-    /// By which name the provider knows this gateway.
+    /// The client id of this gateway at the provider.
     pub client_id: String,
     /// File whose first line is the secret that the provider has given for it; `None`: there is none.
     pub client_secret: Option<PathBuf>,

@@ -99,7 +99,7 @@ fn handle(change: Change, state: &mut State) -> Made {
     (step, drain(state))
 }
 
-/// The same for a disk that takes nothing. What asks for no promise is done all the same.
+/// Handles a change that cannot be stored. A change that promises nothing still happens.
 fn handle_unstored(change: Change, error: &BackendError, state: &mut State) -> Made {
     let gives_back = match &change {
         Change::Call(call) => call.is_release(),

@@ -234,7 +234,7 @@ fn read_all<T: DeserializeOwned>(
     Ok(found)
 }
 
-/// Removes what writes left that were cut short by a kill: no later one may have their name.
+/// Removes files that a killed daemon had not finished. A later write need not replace them.
 fn remove_unfinished(directory: &Path) {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     for file in entries.map(|entry| entry.path()) {

@@ -16,7 +16,7 @@ const LENGTH_BYTES: usize = 2;
 /// How often binding to a port is tried that a socket of before still has, and the pause between.
 const BIND_TRIES: usize = 100;
 const BIND_PAUSE: Duration = Duration::from_millis(20);
-/// The pause until a connection is asked again that had no room for a packet.
+/// The pause before the next try to send, when a connection had no room for a packet.
 const ROOM_PAUSE: Duration = Duration::from_millis(10);
 
 /// A socket.

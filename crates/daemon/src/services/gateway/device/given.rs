@@ -17,9 +17,9 @@ use weft_openvpn::frame;
 use super::Telling;
 use crate::services::gateway::streams::PACKET_BYTES_MAX;
 
-/// Packets that wait for a connection to take them; more are lost.
+/// Packets that may wait for a connection; further ones are lost, and counted as `connection_takes_nothing`.
 const PACKETS_MAX: usize = 64;
-/// The pause until a packet is given to the kernel again that had no room for it.
+/// The pause before the next try to send, when the kernel had no room for a packet.
 const AGAIN: Duration = Duration::from_millis(10);
 /// Bytes of the length before a packet.
 const LENGTH_BYTES: usize = 2;
@@ -51,7 +51,7 @@ impl Given {
         Ok(())
     }
 
-    /// The peer goes. What was to be sent before is sent.
+    /// Forgets a peer's connection. Its task sends the packets that it has got, and ends.
     pub(super) fn remove(&self, id: u32) {
         self.all().remove(&id);
     }
@@ -101,7 +101,7 @@ async fn carry(
         match turn {
             Turn::Send(None) => return,
             Turn::Send(Some(packet)) => waiting = Some(packet),
-            // What comes now is no whole packet, and nobody waits for what is to be sent.
+            // The peer is removed: bytes from now on are not whole packets, and no answer is awaited.
             Turn::Again | Turn::Room(_) | Turn::Readable(_) if packets.is_closed() => return,
             Turn::Again => {}
             Turn::Room(permit) => match (permit, told.take()) {

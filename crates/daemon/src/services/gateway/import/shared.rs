@@ -36,7 +36,7 @@ impl Imported {
         Saved { ca_key: None, is_replica: true, ..self.saved.clone() }
     }
 
-    /// What the home of a configuration with this fingerprint has told.
+    /// Reads the configuration that its home has sent. `fingerprint` is the one that the home announced.
     ///
     /// # Errors
     /// It is none that another host is to have, or cannot be served by.
