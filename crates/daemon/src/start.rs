@@ -63,7 +63,7 @@ use crate::upkeep::store::{IDENTITY_FILE, Lock, MESH_FILE, Store};
 /// See [`StartError`]; in that case nothing keeps running.
 pub fn run(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), StartError> {
     weft_io::heap::keep_compact();
-    crate::check_host(&settings)?;
+    crate::check_host(&settings, tell)?;
     crate::services::resolved::find_bus();
     weft_kernel::open_settings();
     crate::upkeep::hardening::harden(&settings);
@@ -452,7 +452,11 @@ fn offloads(engine: &Engine) -> BTreeMap<String, bool> {
 }
 
 fn lock(dir: &Path) -> Result<Lock, StartError> {
-    Lock::take_soon(dir)?.ok_or_else(|| StartError::AlreadyRunning(dir.into()))
+    Lock::take_soon(dir, tell)?.ok_or_else(|| StartError::AlreadyRunning(dir.into()))
+}
+
+fn tell(text: &str) {
+    tracing::info!("{text}");
 }
 
 fn kernel_config(

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use weft_bench::sandbox::wait_until;
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{Lab, attainable_bps, slowness, wait_connection, wait_ping};
 
@@ -23,6 +24,29 @@ fn after_kill_9_containers_are_attached_and_traffic_flows_without_a_command() ->
         assert_eq!((two.ipv4()?, two.ipv6()?), before);
         assert_eq!(lab.host(1).weft_json(&["ps"])?, attached);
         one.ping(before.1.into())?;
+    }
+    Ok(())
+}
+
+/// A program that a daemon was about to start when it was killed has the daemon's locks until it is read from the
+/// disk.
+#[test]
+fn a_launch_waits_for_locks_that_a_killed_daemon_left() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[])?;
+    let host = lab.host(1);
+    for directory in [host.runtime_directory(), host.state_directory()] {
+        host.kill_daemon();
+        let script = "exec 9<lock && flock 9 && sleep 3 >/dev/null 2>&1 &";
+        let mut shell = std::process::Command::new("sh");
+        let left = shell.args(["-c", script]).current_dir(&directory).status()?;
+        assert!(left.success());
+        let locked = || {
+            let mut other = std::process::Command::new("flock");
+            let taken = other.args(["-n", "lock", "true"]).current_dir(&directory).status();
+            taken.is_ok_and(|status| !status.success())
+        };
+        wait_until("the lock to be taken", Duration::from_secs(10), locked)?;
+        host.start_daemon(&[])?;
     }
     Ok(())
 }

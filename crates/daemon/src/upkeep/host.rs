@@ -14,17 +14,18 @@ use super::store::{IDENTITY_FILE, Lock, MESH_FILE, Store, StoreError, make_priva
 use crate::StartError;
 use crate::config::Settings;
 
-/// Checks the host before any change, so that a mistake is reported at once and by name.
+/// Checks the host before any change, so that a mistake is reported at once and by name. A lock that a killed
+/// daemon left is waited for; `progress` hears of a long wait.
 ///
 /// # Errors
 /// Not root, no TUN device, a second daemon, a port in use.
-pub fn check_host(settings: &Settings) -> Result<(), StartError> {
+pub fn check_host(settings: &Settings, progress: impl Fn(&str)) -> Result<(), StartError> {
     if !rustix::process::geteuid().is_root() {
         return Err(StartError::NotRoot);
     }
     OpenOptions::new().read(true).write(true).open("/dev/net/tun").map_err(StartError::NoTun)?;
     for dir in [&settings.runtime_dir, &settings.state_dir] {
-        if Lock::take(dir)?.is_none() {
+        if Lock::take_soon(dir, &progress)?.is_none() {
             return Err(StartError::AlreadyRunning(dir.clone()));
         }
     }
@@ -165,12 +166,17 @@ pub(crate) fn note_state_dir(settings: &Settings) {
 }
 
 /// Removes everything that Weft created on this host: interfaces, and the state directory with identity,
-/// ranges, attachments and secret. A directory without an identity is left alone.
+/// ranges, attachments and secret. A directory without an identity is left alone. `progress` hears of a long wait
+/// for what a killed daemon left.
 ///
 /// # Errors
 /// The daemon still runs, or something cannot be removed.
-pub async fn reset(state_dir: &Path, runtime_dir: &Path) -> anyhow::Result<Reset> {
-    let Some(_lock) = Lock::take(runtime_dir)? else {
+pub async fn reset(
+    state_dir: &Path,
+    runtime_dir: &Path,
+    progress: impl Fn(&str),
+) -> anyhow::Result<Reset> {
+    let Some(_lock) = Lock::take_soon(runtime_dir, progress)? else {
         bail!("the daemon still runs; stop it with: weft stop");
     };
     crate::holder::release(runtime_dir);

@@ -27,6 +27,8 @@ pub(crate) const MESH_FILE: &str = "mesh.json";
 const LOCK_LIMIT: Duration = Duration::from_secs(1);
 /// How long it waits for the lock of a process that has ended.
 const LEFTOVER_LIMIT: Duration = Duration::from_secs(30);
+/// How often it says so.
+const LOCK_WORD: Duration = Duration::from_secs(3);
 /// How often it tries.
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
@@ -390,16 +392,30 @@ impl Lock {
     }
 
     /// As [`Self::take`], once others have let go of it: a command that looks whether a daemon runs does so within a
-    /// moment, and a program that a killed daemon was about to start once it is read from the disk.
-    pub(crate) fn take_soon(dir: &Path) -> Result<Option<Self>, StoreError> {
+    /// moment, and a program that a killed daemon was about to start once it is read from the disk. Reports a long
+    /// wait to `progress`.
+    pub(crate) fn take_soon(
+        dir: &Path,
+        progress: impl Fn(&str),
+    ) -> Result<Option<Self>, StoreError> {
         let begun = Instant::now();
+        let mut next_word = LOCK_WORD;
         loop {
             let taken = Self::take(dir)?;
             let waited = begun.elapsed();
-            let gives_up = waited >= LEFTOVER_LIMIT
-                || waited >= LOCK_LIMIT && !is_leftover(&dir.join(LOCK)).unwrap_or(false);
-            if taken.is_some() || gives_up {
+            if taken.is_some() || waited >= LEFTOVER_LIMIT {
                 return Ok(taken);
+            }
+            if waited >= LOCK_LIMIT && !is_leftover(&dir.join(LOCK)).unwrap_or(false) {
+                // It may have been let go since.
+                return Self::take(dir);
+            }
+            if waited >= next_word {
+                next_word += LOCK_WORD;
+                progress(&format!(
+                    "waiting for what a killed daemon left to end ({} s) ...",
+                    waited.as_secs()
+                ));
             }
             std::thread::sleep(LOCK_POLL);
         }
@@ -554,10 +570,10 @@ mod tests {
             std::thread::sleep(LOCK_POLL * 5);
             drop(first);
         });
-        let second = Lock::take_soon(dir.path()).unwrap();
+        let second = Lock::take_soon(dir.path(), |_| {}).unwrap();
         assert!(second.is_some());
         letting_go.join().unwrap();
-        assert!(Lock::take_soon(dir.path()).unwrap().is_none(), "it ends");
+        assert!(Lock::take_soon(dir.path(), |_| {}).unwrap().is_none(), "it ends");
     }
 
     #[test]
@@ -573,6 +589,6 @@ mod tests {
             assert!(begun.elapsed() < Duration::from_secs(20), "flock has not taken it");
             std::thread::sleep(LOCK_POLL);
         }
-        assert!(Lock::take_soon(dir.path()).unwrap().is_some());
+        assert!(Lock::take_soon(dir.path(), |_| {}).unwrap().is_some());
     }
 }

@@ -63,7 +63,7 @@ pub(super) fn launch(
 
 /// Starts this program again as the daemon and waits until it answers or has failed.
 fn start_detached(settings: &Settings, json: bool) -> anyhow::Result<ExitCode> {
-    daemon::check_host(settings).map_err(refusal)?;
+    daemon::check_host(settings, output::progress).map_err(refusal)?;
     let (log, log_path) =
         daemon::open_log(&settings.state_dir, &settings.runtime_dir, output::progress)?;
     let program = std::env::current_exe().context("cannot find this program's own file")?;

@@ -264,7 +264,9 @@ async fn reset(args: ResetArgs, daemon: &Client, runtime_dir: &Path) -> anyhow::
         Err(ClientError::NotRunning(_)) => {}
         Err(error) => return Err(error.into()),
     }
-    let done = daemon::reset(&args.state_dir, runtime_dir).await.context("reset is incomplete")?;
+    let done = daemon::reset(&args.state_dir, runtime_dir, output::progress)
+        .await
+        .context("reset is incomplete")?;
     output::print(false, &(), |()| output::reset(&done, &args.state_dir))
 }
 
