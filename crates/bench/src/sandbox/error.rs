@@ -34,6 +34,16 @@ pub enum SandboxError {
         /// The last lines of its log.
         log: String,
     },
+    /// The daemon of a host runs and does not answer; its log may say why.
+    #[error("the daemon of {host} does not answer after {} s; its log says:\n{log}", .limit.as_secs())]
+    DaemonSilent {
+        /// The host's nickname.
+        host: String,
+        /// The limit of the wait.
+        limit: Duration,
+        /// The last lines of its log.
+        log: String,
+    },
     /// The operating system refused.
     #[error("{what}: {source}")]
     Io {

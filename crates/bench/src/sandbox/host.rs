@@ -111,7 +111,7 @@ impl Host {
     /// Starts `weft launch --foreground` with further arguments and waits until it answers.
     ///
     /// # Errors
-    /// [`SandboxError::DaemonEnded`] with the end of its log, or [`SandboxError::WaitTimedOut`].
+    /// [`SandboxError::DaemonEnded`] or [`SandboxError::DaemonSilent`], with the end of its log.
     pub fn start_daemon(&self, arguments: &[&str]) -> Result<(), SandboxError> {
         self.start_daemon_with(arguments, &[])
     }
@@ -343,11 +343,18 @@ impl Host {
 
     fn wait_answer(&self) -> Result<(), SandboxError> {
         let what = format!("the daemon of {}", self.nickname());
-        try_wait_until(&what, LAUNCH_LIMIT, || {
+        let waited = try_wait_until(&what, LAUNCH_LIMIT, || {
             self.fail_if_ended()?;
             Ok(self.weft(&["status"])?.status.success())
-        })?;
-        Ok(())
+        });
+        match waited {
+            Err(SandboxError::WaitTimedOut { limit, .. }) => Err(SandboxError::DaemonSilent {
+                host: self.nickname(),
+                limit,
+                log: last_lines(&self.log(), LOG_LINES_MAX),
+            }),
+            waited => waited.map(drop),
+        }
     }
 
     fn fail_if_ended(&self) -> Result<(), SandboxError> {

@@ -10,6 +10,8 @@ use super::SandboxError;
 const POLL_INTERVAL_MS: u64 = 20;
 /// The pause takes at least this many times as long as a look, so that looks do not slow the awaited work.
 const POLL_SHARE: u32 = 4;
+/// The longest pause, so that one look that a busy machine held up does not use up the wait.
+const POLL_PAUSE_MAX_MS: u64 = 1_000;
 /// A wait says that it goes on after this time, and again after each such time.
 const PROGRESS_INTERVAL_MS: u64 = 2_000;
 
@@ -74,7 +76,10 @@ pub fn try_wait_until(
         if check()? {
             return Ok(start.elapsed());
         }
-        let pause = (looked.elapsed() * POLL_SHARE).max(Duration::from_millis(POLL_INTERVAL_MS));
+        let pause = (looked.elapsed() * POLL_SHARE).clamp(
+            Duration::from_millis(POLL_INTERVAL_MS),
+            Duration::from_millis(POLL_PAUSE_MAX_MS) * slowness(),
+        );
         let waited = start.elapsed();
         if waited >= limit {
             return Err(SandboxError::WaitTimedOut { what: what.to_owned(), limit });
