@@ -79,6 +79,10 @@ pub trait Backend: Send + Sync + 'static {
         endpoint: String,
     ) -> impl Future<Output = Result<(), BackendError>> + Send;
 
+    /// Waits until the engine has set up an endpoint's link in its container. The plugin limits the wait: a container
+    /// may end before, and its link may be made later or never.
+    fn wait_set_up(&self, endpoint: String) -> impl Future<Output = ()> + Send;
+
     /// Facts about an endpoint's link for `docker network inspect`.
     ///
     /// # Errors

@@ -31,7 +31,8 @@ pub use self::http::{BODY_BYTES_MAX, router, serve};
 pub use self::names::{ENGINE_ID_BYTES_MAX, NETWORK_NAME_BYTES_MAX, NetworkName, NetworkNameError};
 pub use self::options::OPTIONS_MAX;
 pub use self::plugin::{
-    ACTION_LIMIT_MS, ANSWER_LIMIT_MS, CALLS_MAX, FACTS_LIMIT_MS, Plugin, UNDO_LIMIT_MS,
+    ACTION_LIMIT_MS, ANSWER_LIMIT_MS, CALLS_MAX, FACTS_LIMIT_MS, Plugin, SETUP_LIMIT_MS,
+    SETUPS_PER_PROCESSOR, UNDO_LIMIT_MS,
 };
 pub use self::requests::{
     AddressRequest, BackendError, Link, LinkRequest, NetworkInfo, NetworkRequest,

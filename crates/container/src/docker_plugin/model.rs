@@ -43,6 +43,8 @@ pub(super) struct World {
     /// Why every verb fails.
     pub(super) broken: Option<BackendError>,
     pub(super) is_ready: bool,
+    /// The engine has set up all links that it was given.
+    pub(super) is_set_up: bool,
     /// How long each verb takes.
     pub(super) delay: Duration,
 }
@@ -67,6 +69,7 @@ impl World {
             writes_left: None,
             broken: None,
             is_ready: true,
+            is_set_up: true,
             delay: Duration::ZERO,
         }
     }
@@ -263,6 +266,12 @@ impl Backend for Daemon {
 
     async fn remove_link(&self, endpoint: String) -> Result<(), BackendError> {
         self.undo(Undo::RemoveLink { endpoint }).await
+    }
+
+    async fn wait_set_up(&self, _: String) {
+        while !self.world().is_set_up {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     async fn link_facts(&self, endpoint: String) -> Result<BTreeMap<String, String>, BackendError> {

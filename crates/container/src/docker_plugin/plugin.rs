@@ -30,6 +30,14 @@ pub const FACTS_LIMIT_MS: u64 = 2_000;
 const MARGIN_MS: u64 = 250;
 /// The most calls under way.
 pub const CALLS_MAX: usize = 128;
+/// The most containers that the engine starts at the same time on Weft's networks, for each processor. An old engine has a
+/// process for each that asks the kernel for the lock of its configuration without a pause. Dozens of them leave no
+/// processor time to whoever holds the lock, and each step of every container takes seconds.
+pub const SETUPS_PER_PROCESSOR: usize = 1;
+/// The most of them on any host.
+const SETUPS_MAX: usize = 16;
+/// After this time, in milliseconds, a container counts as started: it may have ended, or wait for something else.
+pub const SETUP_LIMIT_MS: u64 = 3_000;
 
 /// Docker's plugin: answers calls. Clones share one state.
 pub struct Plugin<B>(Arc<Shared<B>>);
@@ -49,8 +57,16 @@ struct Shared<B> {
     /// Held by calls about one endpoint.
     endpoints: Locks,
     calls: Arc<Semaphore>,
+    /// Held for endpoints from the answer that they are created until the engine has set them up.
+    setups: Arc<Semaphore>,
     /// How many calls the engine waits for.
     open: watch::Sender<usize>,
+}
+
+/// The most containers that the engine starts at the same time.
+pub(super) fn setups_max() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    (SETUPS_PER_PROCESSOR * processors).min(SETUPS_MAX)
 }
 
 /// A call that the engine waits for.
@@ -89,6 +105,7 @@ impl<B: Backend> Plugin<B> {
             networks: Arc::default(),
             endpoints: Locks::default(),
             calls: Arc::new(Semaphore::new(CALLS_MAX)),
+            setups: Arc::new(Semaphore::new(setups_max())),
             open: watch::Sender::new(0),
         }))
     }
@@ -160,12 +177,16 @@ impl<B: Backend> Plugin<B> {
 
 impl<B: Backend> Shared<B> {
     async fn answer(
-        &self,
+        self: Arc<Self>,
         call: Call,
         deadline: Instant,
         reply: oneshot::Sender<Result<Answer, PluginError>>,
     ) {
         let mut undos = Undos::new();
+        let endpoint = match &call {
+            Call::CreateEndpoint(request) => Some(request.endpoint_id.clone()),
+            _ => None,
+        };
         let answer = match self.prepare(&call, deadline).await {
             Ok(held) => {
                 let answer = self.run(call, &reply, &mut undos).await;
@@ -174,6 +195,9 @@ impl<B: Backend> Shared<B> {
             }
             Err(error) => Err(error),
         };
+        if let (Ok(_), Some(endpoint)) = (&answer, endpoint) {
+            self.await_setups(endpoint, deadline).await;
+        }
         if let Err(error) = &answer {
             tracing::warn!(%error, "a request of Docker's is refused");
         }
@@ -181,6 +205,18 @@ impl<B: Backend> Shared<B> {
         self.undo_all(undos, limit_ms).await;
         // If the engine has gone, the next listing shows what it does not know.
         let _ = reply.send(answer);
+    }
+
+    /// Waits until the engine has set up enough of the containers that it starts, before it goes on with another.
+    async fn await_setups(self: &Arc<Self>, endpoint: String, deadline: Instant) {
+        let permit = timeout_at(deadline, Arc::clone(&self.setups).acquire_owned());
+        let Ok(Ok(permit)) = permit.await else { return };
+        let shared = Arc::clone(self);
+        tokio::spawn(async move {
+            let limit = Duration::from_millis(SETUP_LIMIT_MS);
+            let _ = timeout(limit, shared.backend.wait_set_up(endpoint)).await;
+            drop(permit);
+        });
     }
 
     /// Waits for the daemon, if the call needs it, and for its turn.

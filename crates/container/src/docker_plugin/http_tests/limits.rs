@@ -8,11 +8,12 @@ use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::super::http::serve;
 use super::super::model::{READY_V4, READY_V6};
-use super::super::plugin::CALLS_MAX;
+use super::super::plugin::{CALLS_MAX, SETUP_LIMIT_MS, setups_max};
 use super::super::requests::BackendError;
 use super::super::state::{CREATION_S, POOL_RETRY_S, SUSPECT_S};
 use super::{Create, Docker, GATEWAY, Network, Run, text};
@@ -52,6 +53,54 @@ async fn a_daemon_that_is_not_ready_is_waited_for_but_not_longer_than_docker_bea
     let network = waiting.await.unwrap();
     docker.remove(&network).await;
     docker.assert_clean().await;
+}
+
+/// Starts containers at the same time. Each sends the time after which it has started.
+fn start_all(
+    (docker, network): (&Docker, &Network),
+    name: &str,
+    count: usize,
+) -> mpsc::UnboundedReceiver<Duration> {
+    let (sender, started) = mpsc::unbounded_channel();
+    for number in 0..count {
+        let (docker, network, sender) = (docker.clone(), network.clone(), sender.clone());
+        let endpoint = format!("{name}{number}");
+        tokio::spawn(async move {
+            let start = Instant::now();
+            docker.run(&network, Run { endpoint: &endpoint, ..Run::default() }).await.unwrap();
+            sender.send(start.elapsed()).unwrap();
+        });
+    }
+    started
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_engine_starts_a_few_containers_at_a_time() {
+    let docker = Docker::new();
+    let network = ready(&docker).await;
+    docker.daemon.world().is_set_up = false;
+    let setups = setups_max();
+    let mut started = start_all((&docker, &network), "a", 3 * setups);
+    tokio::time::sleep(Duration::from_millis(SETUP_LIMIT_MS / 2)).await;
+    assert_eq!(started.len(), setups);
+    docker.daemon.world().is_set_up = true;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(started.len(), 3 * setups);
+    while !started.is_empty() {
+        started.recv().await.unwrap();
+    }
+    // A container that has no link in the end stands in nobody's way for long, and no call waits until it is late.
+    docker.daemon.world().is_set_up = false;
+    let mut started = start_all((&docker, &network), "b", 6 * setups);
+    for number in 0..6 * setups {
+        let after = started.recv().await.unwrap();
+        let limit = Duration::from_millis(SETUP_LIMIT_MS);
+        match number / setups {
+            0 => assert!(after < limit, "{number}: {after:?}"),
+            1 => assert!(after >= limit && after < 2 * limit, "{number}: {after:?}"),
+            _ => assert!(after >= 2 * limit && after < LIMIT, "{number}: {after:?}"),
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

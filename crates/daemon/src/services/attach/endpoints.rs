@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use weft_container::docker_plugin::{LinkRequest, ListedNetwork, Listing, NetworkName};
 use weft_container::{Sandbox, SandboxKind};
@@ -20,6 +21,8 @@ use crate::services::networks::{Networks, OnNetwork};
 
 /// Digits of an endpoint's id in its name, as Docker shows ids.
 const SHOWN_DIGITS: usize = 12;
+/// The interval between two looks at a pair that the engine sets up.
+const UP_POLL: Duration = Duration::from_millis(25);
 
 /// The names of an endpoint's container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -145,6 +148,24 @@ impl Attachments {
         self.save_or_later(&inner);
         for attachment in told {
             self.tell(Request::Announce { attachment: attachment.into() }).await;
+        }
+    }
+
+    /// Waits until the engine has raised an endpoint's interface in the container, which it does last, or the pair is
+    /// gone again.
+    pub(crate) async fn wait_endpoint_up(&self, endpoint: &str) {
+        let interface = self.derived(&docker_id(endpoint)).host_interface;
+        // Unlike a request for the device, this waits for no lock of the kernel's.
+        let file = format!("/sys/class/net/{interface}/operstate");
+        let mut was_there = false;
+        loop {
+            match std::fs::read_to_string(&file) {
+                Ok(state) if state.trim() == "up" => return,
+                Ok(_) => was_there = true,
+                Err(_) if was_there => return,
+                Err(_) => {}
+            }
+            tokio::time::sleep(UP_POLL).await;
         }
     }
 

@@ -249,6 +249,10 @@ impl Backend for DaemonBackend {
         }
     }
 
+    async fn wait_set_up(&self, endpoint: String) {
+        self.attachments.wait_endpoint_up(&endpoint).await;
+    }
+
     async fn link_facts(&self, endpoint: String) -> Result<BTreeMap<String, String>, BackendError> {
         let facts = self.attachments.endpoint_facts(&endpoint);
         facts.ok_or_else(|| failed("read an interface", &"the endpoint has none"))
