@@ -1,14 +1,19 @@
 //! Settings of the daemon: flags, then `WEFT_*` variables, then the configuration file, then defaults.
 
+mod openvpn;
+
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Deserialize;
+use weft_api::ServeRequest;
 use weft_crypto::Cipher;
 use weft_kernel::engine::SwitchKind;
 use zeroize::Zeroizing;
+
+pub use openvpn::{OpenvpnEngine, OpenvpnOptions};
 
 /// The default path of the configuration file.
 pub const DEFAULT_CONFIG: &str = "/etc/weft/weft.toml";
@@ -153,6 +158,10 @@ pub struct LaunchOptions {
     /// Directory of identity, ranges and attachments (default: /var/lib/weft)
     #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
+
+    /// How to serve OpenVPN clients, in the configuration file alone: a section with options of `weft openvpn serve`.
+    #[arg(skip)]
+    pub openvpn: Option<Box<OpenvpnOptions>>,
 }
 
 /// `--engine`.
@@ -308,6 +317,8 @@ pub struct Settings {
     pub state_dir: PathBuf,
     /// Runtime directory.
     pub runtime_dir: PathBuf,
+    /// How the configuration file has OpenVPN clients served; `None`: it does not say.
+    pub openvpn: Option<ServeRequest>,
 }
 
 /// The configuration is invalid.
@@ -370,6 +381,12 @@ pub enum ConfigError {
         "--dns-domain {0} is not a domain of at most {DNS_DOMAIN_BYTES_MAX} letters, digits and hyphens, with dots between"
     )]
     DnsDomain(String),
+    /// The identity provider lacks what belongs to it.
+    #[error("oidc-issuer goes with oidc-client-id and oidc-redirect")]
+    Oidc,
+    /// There is no identity provider to which these belong.
+    #[error("options of an identity provider go with oidc-issuer")]
+    OidcAlone,
     /// A worker would never sleep.
     #[error("busy-poll is {0} microseconds; set it to 0 to {BUSY_POLL_MAX_US}")]
     BusyPoll(u128),
@@ -431,6 +448,7 @@ impl LaunchOptions {
             docker_socket: self.docker_socket.unwrap_or_else(|| DOCKER_SOCKET.into()),
             state_dir: absolute(&self.state_dir.unwrap_or_else(|| DEFAULT_STATE_DIR.into())),
             runtime_dir: absolute(runtime_dir),
+            openvpn: self.openvpn.map(|options| options.request()).transpose()?,
         };
         settings.check()
     }
@@ -476,6 +494,7 @@ impl LaunchOptions {
         fill(&mut self.docker_plugin, file.docker_plugin);
         fill(&mut self.docker_socket, file.docker_socket);
         fill(&mut self.state_dir, file.state_dir);
+        self.openvpn = file.openvpn;
         self.no_discovery |= file.no_discovery;
         self.pin_workers |= file.pin_workers;
         self.copy_dscp |= file.copy_dscp;

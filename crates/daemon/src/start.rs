@@ -291,9 +291,8 @@ fn gateway_of(
     let place = (local, settings.host);
     let mailbox = messages.mailbox(Service::Gateway);
     let peers = Peers::new(place, mailbox, store, names.warnings().clone())?;
-    let shown = (settings.nickname.clone(), names.domain(), announcer);
-    let dir = &settings.runtime_dir;
-    Ok(Gateway::new(store.clone(), kernel.clone(), both, shown, dir, peers)?)
+    let told = (names.domain(), announcer);
+    Ok(Gateway::new(store.clone(), kernel.clone(), both, told, settings, peers)?)
 }
 
 fn control_of(

@@ -100,6 +100,9 @@ fn start_runtimes(all: &mut Supervisor, daemon: &Arc<Daemon>) {
 /// The gateway for OpenVPN clients.
 fn start_gateway(all: &mut Supervisor, daemon: &Arc<Daemon>) {
     start!(all, "gateway", [daemon], |pulse| gateway::keep(Arc::clone(&daemon.gateway), pulse));
+    start!(all, "configured gateway", [daemon], |pulse| {
+        gateway::keep_section(Arc::clone(&daemon.gateway), pulse)
+    });
     start!(all, "client names", [daemon], |pulse| {
         gateway::keep_names(Arc::clone(&daemon.gateway), pulse)
     });

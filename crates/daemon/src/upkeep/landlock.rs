@@ -74,7 +74,7 @@ impl Places {
         Self {
             own,
             settings: weft_kernel::settings_mount(),
-            provider_port: crate::services::gateway::kept_provider_port(&settings.state_dir),
+            provider_port: crate::services::gateway::provider_port_of(settings),
             needs_abstract_sockets: notify
                 .is_some_and(|name| name.as_encoded_bytes().starts_with(b"@")),
         }

@@ -6,14 +6,12 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use weft_api::{Auth, ClientName, Listen, ManagementPlace, Rate};
-use weft_daemon::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, WORKERS_MAX};
+use weft_daemon::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, OpenvpnOptions, WORKERS_MAX};
 
 use crate::dco::DcoCommand;
 use crate::doctor::DoctorOptions;
-use crate::openvpn::connect::{OpenvpnConnectArgs, TunnelEngine};
+use crate::openvpn::connect::OpenvpnConnectArgs;
 use crate::openvpn::import::OpenvpnImportArgs;
-use crate::openvpn::oidc::OpenvpnOidcArgs;
 
 /// Weft: an encrypted network for containers and hosts.
 #[derive(Debug, Parser)]
@@ -343,71 +341,9 @@ pub enum OpenvpnCommand {
 /// `weft openvpn serve`.
 #[derive(Debug, Args)]
 pub struct OpenvpnServeArgs {
-    /// Where to listen, as [udp:|tcp:][ADDRESS:]PORT; may be repeated (default: udp:1194, on all addresses)
-    #[arg(long, value_name = "PLACE")]
-    pub listen: Vec<Listen>,
-    /// What profiles name this host by, as [udp:|tcp:]HOST[:PORT]; may be repeated (default: the address that other
-    /// hosts use, by each protocol that is listened on)
-    #[arg(long, value_name = "HOST")]
-    pub remote: Vec<String>,
-    /// Network that clients join (default: weft)
-    #[arg(long, value_name = "NAME")]
-    pub network: Option<String>,
-    /// Seconds without a packet after which either end sends a ping (default: 10)
-    #[arg(long, value_name = "SECONDS")]
-    pub ping: Option<u32>,
-    /// Seconds without a packet after which a client connects again (default: 60)
-    #[arg(long, value_name = "SECONDS")]
-    pub ping_restart: Option<u32>,
-    /// What moves clients' packets
-    #[arg(long, value_enum, value_name = "ENGINE", default_value = "auto")]
-    pub engine: TunnelEngine,
-    /// What clients show: certificate, password, both, or oidc: a certificate and a login by a web page (default:
-    /// certificate)
-    #[arg(long, value_name = "WHAT")]
-    pub auth: Option<Auth>,
-    /// Name by which a client with both is known: certificate, user, or same, where both must agree (default: same)
-    #[arg(long, value_name = "WHICH")]
-    pub client_name: Option<ClientName>,
-    /// Program that judges user names and passwords in the place of this host's users
-    #[arg(long, value_name = "PATH")]
-    pub auth_program: Option<PathBuf>,
-    /// Seconds for which a token stands for the password; 0: no tokens (default: 43200)
-    #[arg(long, value_name = "SECONDS")]
-    pub token_lifetime: Option<u32>,
-    /// A token that was not renewed for twice so many seconds is no longer good (default: 3600)
-    #[arg(long, value_name = "SECONDS")]
-    pub token_renewal: Option<u32>,
-    /// The identity provider.
+    /// How to serve.
     #[command(flatten)]
-    pub oidc: OpenvpnOidcArgs,
-    /// Send all that clients send through this host, with its address outside (net.ipv4.ip_forward must be on)
-    #[arg(long)]
-    pub redirect_gateway: bool,
-    /// Most bits a second that come from each address of a client, such as 20M (default: no limit)
-    #[arg(long, value_name = "RATE")]
-    pub client_up: Option<Rate>,
-    /// Most bits a second that go to each address of a client, such as 20M (default: no limit)
-    #[arg(long, value_name = "RATE")]
-    pub client_down: Option<Rate>,
-    /// Option that all clients are pushed, such as 'route 192.0.2.0 255.255.255.0'; may be repeated
-    #[arg(long, value_name = "OPTION")]
-    pub push: Vec<String>,
-    /// Status file as OpenVPN's, by its name in the directory openvpn of Weft's runtime directory
-    #[arg(long, value_name = "NAME")]
-    pub status: Option<PathBuf>,
-    /// Seconds between two writings of the status file (default: 60)
-    #[arg(long, value_name = "SECONDS", requires = "status")]
-    pub status_interval: Option<u32>,
-    /// Format of a status: 1, 2 or 3 (default: 1)
-    #[arg(long, value_name = "FORMAT")]
-    pub status_version: Option<u8>,
-    /// Management interface as OpenVPN's: the name of a socket in the same directory, or ADDRESS:PORT of the loopback
-    #[arg(long, value_name = "PLACE")]
-    pub management: Option<ManagementPlace>,
-    /// File whose first line is the password of the management interface; a port needs one
-    #[arg(long, value_name = "FILE", requires = "management")]
-    pub management_password: Option<PathBuf>,
+    pub options: OpenvpnOptions,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

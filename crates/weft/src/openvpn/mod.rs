@@ -2,5 +2,4 @@
 
 pub mod connect;
 pub mod import;
-pub mod oidc;
 pub mod qr;

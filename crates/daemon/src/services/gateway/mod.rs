@@ -22,6 +22,7 @@ mod profile;
 mod push;
 mod roster;
 mod secret_file;
+mod section;
 mod serving;
 mod sockets;
 mod status_file;
@@ -31,7 +32,7 @@ mod users;
 mod wanted;
 mod way_out;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -55,13 +56,16 @@ use self::peers::REPLICA_FILE;
 pub use self::peers::gateway_peers;
 pub(crate) use self::peers::{Peers, keep as keep_peers};
 use self::places::Remote;
+use self::section::Section;
+pub(crate) use self::section::keep_section;
 use self::serving::Command;
 pub(crate) use self::tools::prepare;
-pub(crate) use self::wanted::kept_provider_port;
+pub(crate) use self::wanted::provider_port_of;
 use self::wanted::{FILE as WANTED_FILE, PING_MAX_S, PING_RESTART_S, PING_S, Wanted};
 use super::attach::{Attachments, CLIENT_OWNER};
 use super::names::announced::Announcer;
 use super::networks::Networks;
+use crate::config::Settings;
 use crate::core::turns::Turns;
 use crate::devices::NETWORK;
 use crate::upkeep::store::{Store, StoreError};
@@ -99,6 +103,8 @@ pub(crate) struct Gateway {
     /// The domain of containers' names.
     domain: String,
     wanted: watch::Sender<Option<Wanted>>,
+    /// What the configuration file asks for, until it is done.
+    section: watch::Sender<Option<Section>>,
     state: watch::Sender<State>,
     /// What DNS is to know, and who tells it.
     named: watch::Sender<Named>,
@@ -135,7 +141,7 @@ fn owner_of(network: &str, name: &str) -> String {
 }
 
 impl Gateway {
-    /// Prepares the gateway, which serves if it did before.
+    /// Prepares the gateway, which serves as the configuration file says, or else if it did before.
     ///
     /// # Errors
     /// A file of an earlier run cannot be read.
@@ -143,11 +149,12 @@ impl Gateway {
         store: Store,
         kernel: Kernel,
         (attachments, networks): (Arc<Attachments>, Arc<Networks>),
-        (nickname, domain, announcer): (String, String, Announcer),
-        runtime_dir: &Path,
+        (domain, announcer): (String, Announcer),
+        settings: &Settings,
         peers: Peers,
     ) -> Result<Self, StoreError> {
-        let wanted: Option<Option<Wanted>> = store.load(WANTED_FILE)?;
+        let (nickname, runtime_dir) = (settings.nickname.clone(), &settings.runtime_dir);
+        let wanted = section::kept(&store, settings)?;
         let authority = match store.load(AUTHORITY_FILE)? {
             Some(own) => Some(own),
             None => store.load(REPLICA_FILE)?,
@@ -166,7 +173,8 @@ impl Gateway {
             networks,
             nickname,
             domain,
-            wanted: watch::Sender::new(wanted.flatten()),
+            wanted: watch::Sender::new(wanted),
+            section: watch::Sender::new(settings.openvpn.clone().map(Section::new)),
             state: watch::Sender::default(),
             named: watch::Sender::default(),
             announcer,
@@ -199,7 +207,10 @@ impl Gateway {
         let before = self.wanted_now();
         self.set_wanted(Some(wanted.clone())).await?;
         match self.begun(&wanted).await {
-            Ok(shown) => Ok(shown),
+            Ok(shown) => {
+                self.section.send_replace(None);
+                Ok(shown)
+            }
             Err(error) => {
                 self.set_wanted(before).await?;
                 Err(error)
@@ -211,6 +222,7 @@ impl Gateway {
     /// authority, and the addresses of its clients in the mesh.
     pub(crate) async fn stop(self: Arc<Self>) -> Result<weft_api::Gateway, ApiError> {
         let _one = self.changing.lock().await;
+        self.section.send_replace(None);
         self.set_wanted(None).await?;
         let mut state = self.state.subscribe();
         let ended = state.wait_for(|state| matches!(state, State::Off));
@@ -245,12 +257,16 @@ impl Gateway {
         let state = self.state.borrow().clone();
         match state {
             State::Off => {
-                let wanted = self.wanted_now()?;
-                Some(self.with_others(waiting(&wanted, None)))
+                let wanted = self.wanted_now().or_else(|| self.wanted_by_file())?;
+                Some(self.with_others(waiting(&wanted, self.section_fault())))
             }
-            State::Waiting { wanted, reason } => Some(self.with_others(waiting(&wanted, reason))),
+            State::Waiting { wanted, reason } => {
+                let reason = self.section_fault().or(reason);
+                Some(self.with_others(waiting(&wanted, reason)))
+            }
             State::Serving { wanted, mut shown, .. } => {
                 let fault = self.imported_now().and_then(|import| import.fault());
+                let fault = self.section_fault().or(fault);
                 shown.reason = fault.or_else(|| self.way_out_fault(&wanted));
                 if let Some(look) = self.ask(|reply| Command::Look { reply }).await {
                     (shown.drops, shown.clients, shown.sessions) =

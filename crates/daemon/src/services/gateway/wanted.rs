@@ -1,12 +1,13 @@
 //! What `weft openvpn serve` asks for: checked and kept.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use weft_api::{ApiError, ErrorKind, LoginSettings, OidcSettings, ServeRequest};
 
 use super::login::{Oidc, provider_port};
 use super::{Gateway, login, places, push};
+use crate::config::Settings;
 use crate::devices::NETWORK;
 
 /// The file of what `weft openvpn serve` asked for.
@@ -31,6 +32,9 @@ pub(super) struct Wanted {
     /// The program that judges passwords, if it was named on this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) program: Option<PathBuf>,
+    /// The configuration file asked for it, so it ends with its section there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_by_file: bool,
 }
 
 impl Wanted {
@@ -47,11 +51,15 @@ impl Wanted {
     }
 }
 
-/// The port of the identity provider that a state directory names, if it names one: the daemon may connect there.
-pub(crate) fn kept_provider_port(state_dir: &Path) -> Option<u16> {
-    let text = std::fs::read(state_dir.join(FILE)).ok()?;
-    let wanted: Option<Wanted> = serde_json::from_slice(&text).ok()?;
-    provider_port(&wanted?.request.login.oidc?.issuer)
+/// The port of the identity provider that the daemon is to ask, if there is one: it may connect there.
+pub(crate) fn provider_port_of(settings: &Settings) -> Option<u16> {
+    let kept = || {
+        let text = std::fs::read(settings.state_dir.join(FILE)).ok()?;
+        let wanted: Option<Wanted> = serde_json::from_slice(&text).ok()?;
+        Some(wanted?.request)
+    };
+    let request = settings.openvpn.clone().or_else(kept)?;
+    provider_port(&request.login.oidc?.issuer)
 }
 
 impl Gateway {
@@ -65,7 +73,7 @@ impl Gateway {
             None => request,
         };
         let id = import.as_ref().map(|import| import.id());
-        let mut wanted = Wanted { request, import: id, program };
+        let mut wanted = Wanted { request, import: id, program, is_by_file: false };
         if let Some(why) = self.program_fault(&wanted) {
             return Err(ApiError::new(ErrorKind::Conflict, why));
         }
@@ -195,7 +203,7 @@ mod tests {
             ..ServeRequest::default()
         };
         let program = Some("/etc/judge".into());
-        let wanted = Wanted { request, import: Some(u64::MAX), program };
+        let wanted = Wanted { request, import: Some(u64::MAX), program, is_by_file: true };
         let text = serde_json::to_string(&wanted).unwrap();
         assert_eq!(serde_json::from_str::<Wanted>(&text).unwrap(), wanted);
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();

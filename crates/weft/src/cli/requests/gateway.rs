@@ -5,9 +5,9 @@ use std::io::{BufRead, IsTerminal, Read};
 use anyhow::{Context, bail};
 use weft_api::call;
 use weft_api::{
-    Authority, Client, ClientProfile, ClientRequest, Gateway, LoginSettings, MoveRequest, Password,
-    RestoreRequest, Revoked, ServeRequest, SharedProfile, SharedRequest, ToolSettings, TotpRequest,
-    UserChanged, UserName, UserRequest, VpnUser,
+    Authority, Client, ClientProfile, ClientRequest, Gateway, MoveRequest, Password,
+    RestoreRequest, Revoked, SharedProfile, SharedRequest, TotpRequest, UserChanged, UserName,
+    UserRequest, VpnUser,
 };
 use zeroize::Zeroizing;
 
@@ -60,36 +60,7 @@ pub(super) async fn authority(command: CaCommand, daemon: &Client) -> anyhow::Re
 }
 
 async fn serve(args: OpenvpnServeArgs, daemon: &Client) -> anyhow::Result<()> {
-    let login = LoginSettings {
-        auth: args.auth.unwrap_or_default(),
-        client_name: args.client_name.unwrap_or_default(),
-        program: args.auth_program,
-        token_lifetime_s: args.token_lifetime,
-        token_renewal_s: args.token_renewal,
-        oidc: args.oidc.settings()?,
-    };
-    let tools = ToolSettings {
-        status_file: args.status,
-        status_interval_s: args.status_interval,
-        status_version: args.status_version,
-        management: args.management,
-        // The daemon has another directory.
-        management_password: args.management_password.map(std::path::absolute).transpose()?,
-    };
-    let request = ServeRequest {
-        listen: args.listen,
-        network: args.network,
-        remotes: args.remote,
-        ping_s: args.ping,
-        ping_restart_s: args.ping_restart,
-        engine: args.engine.served(),
-        login,
-        redirect_gateway: args.redirect_gateway,
-        client_up: args.client_up,
-        client_down: args.client_down,
-        pushes: args.push,
-        tools,
-    };
+    let request = args.options.request()?;
     let gateway: Gateway = daemon.call::<call::Serve>(&request).await?;
     output::print(args.json, &gateway, output::gateway)
 }

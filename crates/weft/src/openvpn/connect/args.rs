@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use weft_api::ServeEngine;
 
 use crate::dco::Engine;
 
@@ -41,15 +40,6 @@ impl TunnelEngine {
             Self::Auto => None,
             Self::Kernel => Some(Engine::Kernel),
             Self::Userspace => Some(Engine::Userspace),
-        }
-    }
-
-    /// The same in a request to serve.
-    pub const fn served(self) -> ServeEngine {
-        match self {
-            Self::Auto => ServeEngine::Auto,
-            Self::Kernel => ServeEngine::Kernel,
-            Self::Userspace => ServeEngine::Userspace,
         }
     }
 }

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
-pub use args::{OpenvpnConnectArgs, TunnelEngine};
+pub use args::OpenvpnConnectArgs;
 
 pub(crate) use login::ask;
 

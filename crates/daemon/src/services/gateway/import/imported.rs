@@ -129,7 +129,7 @@ impl Imported {
         let unsaid = ServeRequest::default();
         let had = before.map_or(unsaid.clone(), |before| before.fill(unsaid.clone()));
         let now = self.fill(unsaid);
-        let Wanted { mut request, program, .. } = wanted;
+        let Wanted { mut request, program, is_by_file, .. } = wanted;
         if request.listen == had.listen {
             request.listen = now.listen;
         }
@@ -147,7 +147,7 @@ impl Imported {
             request.login = now.login;
         }
         request.network = Some(self.saved.network.clone());
-        Wanted { request, import: Some(self.saved.id), program }
+        Wanted { request, import: Some(self.saved.id), program, is_by_file }
     }
 
     /// The password of the management interface, by the file that the configuration names.

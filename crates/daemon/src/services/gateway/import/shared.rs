@@ -200,7 +200,7 @@ mod tests {
         let wanted = |import: &Imported, program: Option<&str>| {
             let request = import.fill(weft_api::ServeRequest::default());
             assert_eq!(request.login.program.as_deref(), Some(Path::new("/etc/judge")));
-            Wanted { request, import: Some(7), program: program.map(Into::into) }
+            Wanted { request, import: Some(7), program: program.map(Into::into), is_by_file: false }
         };
         assert_eq!(home.program_fault(&wanted(&home, None), "h"), None);
         assert_eq!(replica.program_fault(&wanted(&replica, Some("/etc/judge")), "h"), None);
