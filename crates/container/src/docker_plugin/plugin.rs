@@ -31,8 +31,8 @@ const MARGIN_MS: u64 = 250;
 /// The most calls under way.
 pub const CALLS_MAX: usize = 128;
 /// The most containers that the engine starts at the same time on Weft's networks, for each processor. An old engine has a
-/// process for each that asks the kernel for the lock of its configuration without a pause. Dozens of them leave no
-/// processor time to whoever holds the lock, and each step of every container takes seconds.
+/// process for each that polls the kernel's RTNL lock without a pause. Dozens of them leave no processor time to the
+/// holder of the lock, and each step of every container takes seconds.
 pub const SETUPS_PER_PROCESSOR: usize = 1;
 /// The most of them on any host.
 const SETUPS_MAX: usize = 16;

@@ -136,10 +136,10 @@ pub enum OpenvpnEngine {
 }
 
 impl OpenvpnOptions {
-    /// What the daemon is asked for. Paths become absolute, since the daemon has another directory.
+    /// The request to the daemon. Paths become absolute, since the daemon has another working directory.
     ///
     /// # Errors
-    /// [`ConfigError::Oidc`] or [`ConfigError::OidcAlone`]: a part of the identity provider's is missing.
+    /// [`ConfigError::Oidc`] or [`ConfigError::OidcAlone`]: an option of the identity provider is missing.
     pub fn request(self) -> Result<ServeRequest, ConfigError> {
         let oidc = self.provider()?;
         let login = LoginSettings {

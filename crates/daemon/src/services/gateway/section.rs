@@ -1,4 +1,4 @@
-//! The section of the configuration file that has this host serve: done once, as soon as it can be.
+//! The section `openvpn` of the configuration file: carried out once at each start, as soon as that is possible.
 
 use std::sync::Arc;
 use std::time::Duration;

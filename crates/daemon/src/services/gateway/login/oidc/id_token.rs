@@ -23,10 +23,10 @@ const ALGORITHMS: [Algorithm; 9] = [
 /// How far the provider's clock may be from this host's, in seconds.
 const CLOCKS_S: u64 = 60;
 
-/// What the claims of a token are called here.
+/// The claims of a token, by name.
 pub(super) type Claims = Map<String, Value>;
 
-/// What a token has to say.
+/// The values that a token must have.
 pub(super) struct Expected<'a> {
     pub(super) issuer: &'a str,
     pub(super) client_id: &'a str,

@@ -274,7 +274,7 @@ fn routes(inner: &Arc<Inner>) -> Router {
         .with_state(Arc::clone(inner))
 }
 
-/// Where a browser is.
+/// The address of a browser.
 #[derive(Clone, Copy)]
 struct Browser(IpAddr);
 

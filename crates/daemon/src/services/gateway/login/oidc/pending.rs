@@ -21,7 +21,7 @@ const MARK_BYTES: usize = 32;
 pub(in super::super::super) struct Who {
     /// The name of the certificate.
     pub(in super::super::super) certificate: String,
-    /// Where the client is.
+    /// The address of the client.
     pub(in super::super::super) from: IpAddr,
 }
 
