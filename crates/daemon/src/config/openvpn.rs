@@ -122,7 +122,7 @@ pub struct OpenvpnOptions {
     pub management_password: Option<PathBuf>,
 }
 
-/// `--engine` of `weft openvpn serve`.
+/// `--engine` of `weft openvpn serve` and `weft openvpn connect`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum OpenvpnEngine {

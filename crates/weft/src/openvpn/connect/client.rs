@@ -70,7 +70,7 @@ impl Client {
         let rotation = Rotation::new(&profile, random);
         let rotation = rotation.context("proto-force leaves no server: correct the profile")?;
         let kernel = Kernel::new()?;
-        let tunnel = Tunnel::open(&kernel, args.engine.wanted(), args.device.as_deref()).await?;
+        let tunnel = Tunnel::open(&kernel, args.engine, args.device.as_deref()).await?;
         let host = HostSide::new(kernel, &tunnel.name, tunnel.index, report);
         let login = Login::new(&profile);
         let found = BTreeMap::new();

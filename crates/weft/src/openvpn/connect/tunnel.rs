@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use tokio::sync::mpsc;
+use weft_daemon::config::OpenvpnEngine;
 use weft_daemon::dco::{DataDevice, KernelDevice, KernelNews};
 use weft_engine::dco::{Device, DeviceConfig, Event, MTU_MAX};
 use weft_io::udp::IPV6_MTU_MIN;
@@ -58,7 +59,7 @@ impl Tunnel {
     /// The kernel has none, or refuses; the name is taken.
     pub(super) async fn open(
         kernel: &Kernel,
-        engine: Option<Engine>,
+        engine: OpenvpnEngine,
         name: Option<&str>,
     ) -> anyhow::Result<Self> {
         let name = match name {
@@ -71,9 +72,9 @@ impl Tunnel {
             None => free_name()?,
         };
         let engine = match engine {
-            Some(engine) => engine,
-            None if weft_kernel::ovpn::support().await.is_ok() => Engine::Kernel,
-            None => Engine::Userspace,
+            OpenvpnEngine::Kernel => Engine::Kernel,
+            OpenvpnEngine::Auto if weft_kernel::ovpn::support().await.is_ok() => Engine::Kernel,
+            OpenvpnEngine::Auto | OpenvpnEngine::Userspace => Engine::Userspace,
         };
         let (tell, events) = mpsc::channel(EVENTS_MAX);
         let (device, follower) = match engine {
