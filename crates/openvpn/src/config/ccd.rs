@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::lexer::{self, Directive};
+use super::pushed::pushed_line;
 use super::{Args, Files, ImportLine, Outcome, TAKEN, Verdict};
 
 /// Most networks behind one client, and most changes of its pushes.
@@ -12,6 +13,10 @@ const ITEMS_MAX: usize = 4_096;
 const LINES_MAX: usize = 16_384;
 /// How deep files may name each other by `config`.
 const DEPTH_MAX: usize = 10;
+
+/// Why a network of all addresses is refused.
+const ALL_BEHIND: &str =
+    "this host would reach all else through that client: name the networks behind the client";
 
 /// A change of the options that all clients are pushed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,17 +100,24 @@ impl ClientFile {
                 if self.networks_ipv4.len() == ITEMS_MAX {
                     return full();
                 }
+                if bits == 0 {
+                    return Err(ALL_BEHIND.to_owned());
+                }
                 self.networks_ipv4.push((args.get(0, expected)?, bits as u8));
             }
             "iroute-ipv6" if self.networks_ipv6.len() == ITEMS_MAX => return full(),
-            "iroute-ipv6" => self.networks_ipv6.push(prefix(args)?),
+            "iroute-ipv6" => match prefix(args)? {
+                (_, 0) => return Err(ALL_BEHIND.to_owned()),
+                network => self.networks_ipv6.push(network),
+            },
             "push" | "push-remove" | "push-reset" if self.pushes.len() == ITEMS_MAX => {
                 return full();
             }
             "push" => {
-                let option = args.text(0, "an option in quotes")?.to_owned();
-                args.at_most(1)?;
-                self.pushes.push(PushChange::Add(option));
+                return pushed_line(args, &mut |option| {
+                    self.pushes.push(PushChange::Add(option));
+                    TAKEN
+                });
             }
             "push-remove" => {
                 let start = args.text(0, "the beginning of an option")?.to_owned();
@@ -218,6 +230,10 @@ mod tests {
         assert_eq!(refused, 1);
         let common = ["ping 10".to_owned(), "route-ipv6 fd02::/48".to_owned()];
         assert_eq!(file.apply_pushes(&common), ["ping 10", "route 10.1.0.0 255.255.0.0"]);
+        let own = "push \"compress lz4\"\npush \"topology net30\"\npush \"cipher NONE\"\n";
+        let (file, lines) = read_client_file(own, &mut no_files());
+        assert_eq!(file, ClientFile::default(), "Weft pushes its own");
+        assert!(lines.iter().all(|line| matches!(line.verdict, Verdict::NoMeaning(_))));
         let (file, _) = read_client_file("push-reset\npush \"ping 5\"", &mut no_files());
         assert_eq!(file.apply_pushes(&common), ["ping 5"]);
     }
@@ -225,7 +241,8 @@ mod tests {
     #[test]
     fn faults_have_a_line_and_a_reason() {
         let text = "ifconfig-push 10.8.0.50\niroute 10.0.0.0 255.0.255.0\nport 5\npush \"x\n\
-            iroute-ipv6 fd00::\nconfig gone\n";
+            iroute-ipv6 fd00::\nconfig gone\npush \"dhcp-option DOMAIN-SEARCH a,b\"\n\
+            iroute 0.0.0.0 0.0.0.0\niroute-ipv6 ::/0\n";
         let (file, lines) = read_client_file(text, &mut no_files());
         assert_eq!(file, ClientFile::default());
         let reasons: Vec<String> = lines
@@ -242,10 +259,13 @@ mod tests {
             "4 a \" has no second one",
             "5 iroute-ipv6 has a bad value",
             "6 gone cannot be read (no such file)",
+            "7 the option has a comma",
+            "8 this host would reach all else",
+            "9 this host would reach all else",
         ]) {
             assert!(reason.starts_with(part), "{reason}");
         }
-        assert_eq!(reasons.len(), 6);
+        assert_eq!(reasons.len(), 9);
     }
 
     #[test]

@@ -4,7 +4,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::table::row;
-use crate::messages::{PushOption, PushOptionError, RouteHost};
+use super::{Args, Outcome, nothing};
+use crate::messages::{PUSH_OPTION_BYTES_MAX, PushOption, PushOptionError, RouteHost};
 use crate::words;
 
 /// Servers of one `dns server`, as OpenVPN 2.6 takes them.
@@ -89,6 +90,31 @@ pub fn check_push(text: &str) -> Result<PushOption, PushFault> {
         _ => {}
     }
     Ok(option)
+}
+
+/// A line `push`, of a server's configuration or of a client's file. `push` gets an option that clients are to have; what
+/// Weft pushes itself is left out.
+pub(super) fn pushed_line(args: Args<'_>, push: &mut dyn FnMut(String) -> Outcome) -> Outcome {
+    args.at_most(1)?;
+    let text = args.text(0, "an option in quotes")?;
+    if text.contains(',') || text.chars().any(char::is_control) {
+        return Err("the option has a comma or a control character: it cannot be pushed".to_owned());
+    }
+    if text.len() > PUSH_OPTION_BYTES_MAX {
+        return Err(format!("clients take at most {PUSH_OPTION_BYTES_MAX} bytes: shorten it"));
+    }
+    match PushOption::parse(text).map_err(|error| error.to_string())? {
+        PushOption::Compression(_) => nothing("Weft never compresses"),
+        PushOption::Topology(_)
+        | PushOption::RouteGateway(_)
+        | PushOption::Cipher(_)
+        | PushOption::PeerId(_)
+        | PushOption::ProtocolFlags(_)
+        | PushOption::KeyDerivationExporter
+        | PushOption::Ifconfig(..)
+        | PushOption::IfconfigIpv6(..) => nothing("Weft pushes its own"),
+        _ => push(text.to_owned()),
+    }
 }
 
 /// How many values an option takes; `None`: that differs, or is checked elsewhere.

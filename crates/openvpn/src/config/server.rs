@@ -3,10 +3,11 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::lexer::Directive;
+use super::pushed::pushed_line;
 use super::tls::{PeerUsage, TlsSettings, number_pair};
 use super::walk::{Apply, Kind, Walk};
 use super::{Args, Files, ImportLine, Outcome, Proto, TAKEN, Verdict, nothing, read};
-use crate::messages::{PUSH_OPTION_BYTES_MAX, PUSH_OPTIONS_MAX, PushOption, Secret, Topology};
+use crate::messages::{PUSH_OPTIONS_MAX, PushOption, Secret, Topology};
 use crate::static_key::{AuthTokenKey, ServerKeyV2};
 
 /// OpenVPN's port.
@@ -15,6 +16,10 @@ const PORT_DEFAULT: u16 = 1194;
 const LISTENS_MAX: usize = 64;
 /// Most routes of a server's own.
 const ROUTES_MAX: usize = 4_096;
+/// Most variables for programs.
+const VARIABLES_MAX: usize = 1_024;
+/// How the names of the variables of `setenv-safe` begin.
+const SAFE_PREFIX: &str = "OPENVPN_";
 
 /// A socket: what is not said comes from [`ServerSettings::port`] and [`ServerSettings::proto`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,6 +132,8 @@ pub struct ServerSettings {
     pub pam_service: Option<String>,
     /// The program that judges user name and password.
     pub login_program: Option<LoginProgram>,
+    /// Variables for programs, in the order of their lines: a later one of the same name counts.
+    pub environment: Vec<(String, String)>,
     /// User name and password may be missing.
     pub is_login_optional: bool,
     /// A client's name is its user name.
@@ -192,6 +199,7 @@ impl Default for ServerSettings {
             client_cert: VerifyClientCert::Require,
             pam_service: None,
             login_program: None,
+            environment: Vec::new(),
             is_login_optional: false,
             names_by_user: false,
             tokens: None,
@@ -478,32 +486,13 @@ impl ServerSettings {
     }
 
     fn push(&mut self, args: Args<'_>) -> Outcome {
-        args.at_most(1)?;
-        let text = args.text(0, "an option in quotes")?;
-        if text.contains(',') || text.chars().any(char::is_control) {
-            return Err(
-                "the option has a comma or a control character: it cannot be pushed".to_owned()
-            );
-        }
-        if text.len() > PUSH_OPTION_BYTES_MAX {
-            return Err(format!("clients take at most {PUSH_OPTION_BYTES_MAX} bytes: shorten it"));
-        }
-        if self.pushes.len() == PUSH_OPTIONS_MAX {
-            return Err(format!("more than {PUSH_OPTIONS_MAX} pushed options: remove some"));
-        }
-        match PushOption::parse(text).map_err(|error| error.to_string())? {
-            PushOption::Compression(_) => return nothing("Weft never compresses"),
-            PushOption::Topology(_)
-            | PushOption::RouteGateway(_)
-            | PushOption::Cipher(_)
-            | PushOption::PeerId(_)
-            | PushOption::ProtocolFlags(_)
-            | PushOption::KeyDerivationExporter
-            | PushOption::Ifconfig(..)
-            | PushOption::IfconfigIpv6(..) => return nothing("Weft pushes its own"),
-            _ => self.pushes.push(text.to_owned()),
-        }
-        TAKEN
+        pushed_line(args, &mut |option| {
+            if self.pushes.len() == PUSH_OPTIONS_MAX {
+                return Err(format!("more than {PUSH_OPTIONS_MAX} pushed options: remove some"));
+            }
+            self.pushes.push(option);
+            TAKEN
+        })
     }
 
     fn rate(&mut self, args: Args<'_>) -> Outcome {
@@ -674,9 +663,29 @@ impl ServerSettings {
                 _ => Err(args.bad(0, "1, 2 or 3")),
             },
             "management" => self.management(args, files),
-            "setenv" => nothing("it is for programs that OpenVPN runs"),
+            "setenv" | "setenv-safe" => self.variable(args),
             _ => return None,
         })
+    }
+
+    /// A variable for programs; those of `setenv-safe` get a name that changes nothing about the program.
+    fn variable(&mut self, args: Args<'_>) -> Outcome {
+        args.at_most(2)?;
+        let expected = "a name, and a value";
+        let name = args.text(0, expected)?;
+        if name.is_empty() || name.contains(['=', '\0']) {
+            return Err(args.bad(0, expected));
+        }
+        let value: String = args.optional(1, expected)?.unwrap_or_default();
+        if value.contains('\0') {
+            return Err(args.bad(1, expected));
+        }
+        if self.environment.len() == VARIABLES_MAX {
+            return Err(format!("more than {VARIABLES_MAX} variables: remove some"));
+        }
+        let prefix = if args.0.name == "setenv-safe" { SAFE_PREFIX } else { "" };
+        self.environment.push((format!("{prefix}{name}"), value));
+        TAKEN
     }
 
     fn management(&mut self, args: Args<'_>, files: &mut dyn Files) -> Outcome {

@@ -341,7 +341,7 @@ pub(super) const ROWS: &[Row] = &[
     ("session-timeout", N("set session-timeout by push"), T),
     ("setcon", PROCESS, PROCESS),
     ("setenv", T, T),
-    ("setenv-safe", PROGRAMS, PROGRAMS),
+    ("setenv-safe", T, PROGRAMS),
     ("shaper", BANDWIDTH, BANDWIDTH),
     ("show-adapters", COMMAND, COMMAND),
     ("show-ciphers", COMMAND, COMMAND),

@@ -219,13 +219,19 @@ fn a_report_is_for_people() {
 #[test]
 fn words_that_change_other_lines_are_obeyed() {
     let text = "cd keys\nca ca.crt\nca /etc/ca.crt\nca /ca.crt\nignore-unknown-option new-thing\nnew-thing 1\n\
-        setenv opt newer-thing 2\nsetenv opt block-outside-dns\nsetenv FRIENDLY name\ndh [inline]\n--verb 3\n";
+        setenv opt newer-thing 2\nsetenv opt block-outside-dns\nsetenv FRIENDLY name\nsetenv-safe ROOM 7\nsetenv A=B 1\ndh [inline]\n--verb 3\n";
     let import = server(text);
     assert_eq!(
         refused(&import.lines),
-        ["4: /ca.crt cannot be read (no such file): restore it, or correct the path"]
+        [
+            "4: /ca.crt cannot be read (no such file): restore it, or correct the path",
+            "11: setenv has a bad value \"A=B\": it takes a name, and a value",
+        ]
     );
     assert!(import.settings.tls.ca.is_some());
+    let variables = [("FRIENDLY", "name"), ("OPENVPN_ROOM", "7")];
+    let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    assert_eq!(import.settings.environment, variables);
 }
 
 #[test]
