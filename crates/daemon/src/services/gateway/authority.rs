@@ -118,12 +118,14 @@ pub(super) struct Shared {
 }
 
 /// Whose a certificate is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Holder {
     pub(super) name: String,
     pub(super) serial: String,
     /// The issuer's name, as it is encoded.
     pub(super) issuer: Vec<u8>,
+    /// The certificates of authorities that it came with: the issuer's name and the serial number of each.
+    pub(super) above: Vec<(Vec<u8>, String)>,
 }
 
 impl Authority {
@@ -362,7 +364,14 @@ pub(super) fn holder_of(certificate: &CertificateDer<'_>) -> Option<Holder> {
     }
     check_name(&name).ok()?;
     let issuer = certificate.issuer().as_raw().to_vec();
-    Some(Holder { name, serial: serial_of(certificate.raw_serial()), issuer })
+    let serial = serial_of(certificate.raw_serial());
+    Some(Holder { name, serial, issuer, above: Vec::new() })
+}
+
+/// The certificates of authorities that a client has shown with its own: the issuer's name and the serial number of each.
+pub(super) fn above_of(chain: &[CertificateDer<'_>]) -> Vec<(Vec<u8>, String)> {
+    let parsed = chain.iter().filter_map(|shown| Some(X509Certificate::from_der(shown).ok()?.1));
+    parsed.map(|it| (it.issuer().as_raw().to_vec(), serial_of(it.raw_serial()))).collect()
 }
 
 /// A serial number in hexadecimal digits, without leading zero bytes.

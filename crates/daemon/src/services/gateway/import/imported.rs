@@ -155,6 +155,11 @@ impl Imported {
         watching::password(&self.settings)
     }
 
+    /// The variables for a program that judges clients.
+    pub(super) fn variables(&self) -> Vec<(String, String)> {
+        self.settings.environment.clone()
+    }
+
     /// Clients at most.
     pub(in crate::services::gateway) fn clients_max(&self) -> usize {
         usize::try_from(self.settings.clients_max).unwrap_or(usize::MAX)
@@ -275,7 +280,8 @@ impl Imported {
             return Err(NOT_LISTED);
         }
         let issuer = certificate.issuer().as_raw().to_vec();
-        Ok(Holder { name, serial: serial_of(certificate.raw_serial()), issuer })
+        let serial = serial_of(certificate.raw_serial());
+        Ok(Holder { name, serial, issuer, above: Vec::new() })
     }
 
     /// Why a client with this certificate is not let in now.
@@ -297,13 +303,16 @@ impl Imported {
 
     /// Whether a certificate is revoked, by a list or by `weft openvpn revoke`.
     pub(in crate::services::gateway) fn is_revoked(&self, holder: &Holder) -> bool {
-        let Holder { name, serial, issuer } = holder;
+        let Holder { name, serial, issuer, above } = holder;
         let is_issued_here = || self.saved.issued.iter().find(|issued| issued.serial == *serial);
         let is_taken_back = match is_issued_here() {
             Some(issued) => issued.revoked.is_some(),
             None => self.saved.revoked_names.contains_key(name),
         };
-        is_taken_back || self.revocations.has(issuer, serial)
+        let is_listed = |issuer: &[u8], serial: &str| self.revocations.has(issuer, serial);
+        is_taken_back
+            || is_listed(issuer, serial)
+            || above.iter().any(|(issuer, serial)| is_listed(issuer, serial))
     }
 
     /// Why all clients are refused now.
@@ -372,13 +381,15 @@ impl Imported {
     }
 }
 
-/// The revoked certificates of a configuration.
+/// The revoked certificates of a configuration: by its own lists, and by those that came after it.
 pub(super) fn revocations(saved: &Saved, tls: &TlsSettings) -> Result<Revocations, String> {
-    let Some(crl) = saved.crl.as_ref().or(tls.crl.as_ref()) else {
+    let lists: Vec<&str> =
+        [&saved.crl, &tls.crl].into_iter().filter_map(|it| it.as_deref()).collect();
+    if lists.is_empty() {
         return Ok(Revocations::default());
-    };
+    }
     let ca = certificates("ca", tls.ca.as_deref().unwrap_or_default())?;
-    Revocations::read(crl, &ca)
+    Revocations::read(&lists.join("\n"), &ca)
 }
 
 /// The name of a client's file, as OpenVPN makes it.

@@ -22,7 +22,7 @@ use ipnet::IpNet;
 use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 use weft_api::{ApiError, CrlRequest, ErrorKind, ImportReport, ImportRequest};
-use weft_openvpn::config::VerifyClientCert;
+use weft_openvpn::config::{TlsSettings, VerifyClientCert};
 use zeroize::Zeroizing;
 
 pub(super) use self::imported::Imported;
@@ -181,6 +181,11 @@ impl Gateway {
         let saved = Saved { crl: Some(request.crl), ..before.saved.clone() };
         let tls = before.settings.tls.clone();
         let checked = aside(move || {
+            let own = revocations(&saved, &TlsSettings { crl: None, ..tls.clone() })?;
+            let ended = own.expired(SystemTime::now());
+            if let Some(why) = ended.or_else(|| own.older_than(&before.revocations)) {
+                return Err(why);
+            }
             let revocations = revocations(&saved, &tls)?;
             if !saved.crl.as_deref().unwrap_or_default().contains("-----BEGIN X509 CRL-----") {
                 return Err("the file holds no \"X509 CRL\" in PEM: name the right file".into());
@@ -237,6 +242,11 @@ impl Gateway {
             }
             None => holder_of(certificate).ok_or(NO_NAME),
         }
+    }
+
+    /// The variables for a program that judges clients.
+    pub(super) fn variables(&self) -> Vec<(String, String)> {
+        self.imported_now().map(|import| import.variables()).unwrap_or_default()
     }
 
     /// Why a client of this name is not let in, whoever it has shown to be.
@@ -299,10 +309,13 @@ impl Draft {
         saved.family = earlier.map_or(saved.id, |earlier| earlier.saved.family());
         let reading = Reading::of(&saved);
         let tls = &reading.settings.tls;
-        if let Some(before) = before.filter(|before| before.settings.tls.ca == tls.ca) {
-            saved.issued = before.saved.issued.clone();
-            saved.revoked_names = before.saved.revoked_names.clone();
-            saved.ca_key = saved.ca_key.or_else(|| before.saved.ca_key.clone());
+        if let Some(before) = before.filter(|before| before.shares_authority(tls)) {
+            let Saved { issued, revoked_names, ca_key, crl, .. } = before.saved.clone();
+            (saved.issued, saved.revoked_names) = (issued, revoked_names);
+            let ca_key = ca_key.filter(|key| issue::key_fault(key, tls).is_none());
+            saved.ca_key = saved.ca_key.or(ca_key);
+            let ca = trust::certificates("ca", tls.ca.as_deref().unwrap_or_default());
+            saved.crl = crl.and_then(|crl| trust::lists_of(&crl, &ca.unwrap_or_default()));
         }
         let mut report = ImportReport { client_files: reading.clients.len(), ..Default::default() };
         let client_cert = reading.settings.client_cert;
@@ -348,6 +361,13 @@ impl Draft {
 }
 
 impl Imported {
+    /// Whether certificates that count for it may count by these settings, too.
+    fn shares_authority(&self, tls: &TlsSettings) -> bool {
+        let before = &self.settings.tls.ca;
+        let (one, other) = (before.as_deref().unwrap_or_default(), tls.ca.as_deref());
+        *before == tls.ca || trust::share_certificate(one, other.unwrap_or_default())
+    }
+
     /// What is known of it, without its lines.
     fn report(&self) -> ImportReport {
         ImportReport {

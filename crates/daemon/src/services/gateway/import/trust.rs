@@ -1,6 +1,6 @@
 //! The certificates of a foreign authority: the server's own, those that verify clients, and lists of revoked ones.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -23,43 +23,58 @@ use crate::timestamp;
 /// Revoked certificates of all lists at most.
 const REVOKED_MAX: usize = 1_000_000;
 
+/// The authority of a list: its name as it is encoded, and its public key.
+type ListAuthority = (Vec<u8>, Vec<u8>);
+
 /// Certificates that lists name as revoked.
 #[derive(Debug, Default)]
 pub(super) struct Revocations {
     /// The issuer's name as it is encoded, and the serial number in hexadecimal digits.
     revoked: HashSet<(Vec<u8>, String)>,
+    /// Names, as they are encoded, of authorities all of whose certificates in `ca` are revoked.
+    fallen: HashSet<Vec<u8>>,
+    /// When the newest list of each authority was made.
+    made: BTreeMap<ListAuthority, SystemTime>,
     /// When the first of the lists ends.
     ends: Option<SystemTime>,
 }
 
 impl Revocations {
-    /// Reads lists in PEM, which these authorities have signed.
+    /// Reads lists in PEM, which these authorities have signed. The newest of each authority counts.
     ///
     /// # Errors
     /// The fault, in words.
     pub(super) fn read(pem: &str, ca: &[CertificateDer<'_>]) -> Result<Self, String> {
+        let encoded: Result<Vec<_>, _> =
+            CertificateRevocationListDer::pem_slice_iter(pem.as_bytes()).collect();
+        let encoded = encoded.map_err(|error| format!("crl-verify is no PEM ({error})"))?;
+        let mut lists = Vec::new();
         let mut all = Self::default();
-        for list in CertificateRevocationListDer::pem_slice_iter(pem.as_bytes()) {
-            let list = list.map_err(|error| format!("crl-verify is no PEM ({error})"))?;
-            let (_, list) = CertificateRevocationList::from_der(&list).map_err(|error| {
+        for encoded in &encoded {
+            let (_, list) = CertificateRevocationList::from_der(encoded).map_err(|error| {
                 format!("crl-verify holds no list of revoked certificates ({error})")
             })?;
-            all.add(&list, ca)?;
+            let authority = authority_of(&list, ca).ok_or_else(|| {
+                let issuer = list.issuer();
+                format!(
+                    "the list of revoked certificates of {issuer} is signed by no authority of ca: give the list of that authority"
+                )
+            })?;
+            let made = time_of(list.last_update());
+            let newest = all.made.entry(authority.clone()).or_insert(made);
+            *newest = made.max(*newest);
+            lists.push((authority, made, list));
         }
+        for (authority, made, list) in &lists {
+            if all.made.get(authority) == Some(made) {
+                all.add(list)?;
+            }
+        }
+        all.find_fallen(ca);
         Ok(all)
     }
 
-    fn add(
-        &mut self,
-        list: &CertificateRevocationList<'_>,
-        ca: &[CertificateDer<'_>],
-    ) -> Result<(), String> {
-        let issuer = list.issuer();
-        if !ca.iter().any(|ca| is_signed_by(list, ca)) {
-            return Err(format!(
-                "the list of revoked certificates of {issuer} is signed by no authority of ca: give the list of that authority"
-            ));
-        }
+    fn add(&mut self, list: &CertificateRevocationList<'_>) -> Result<(), String> {
         if let Some(ends) = list.next_update().map(time_of) {
             self.ends = Some(self.ends.map_or(ends, |other| other.min(ends)));
         }
@@ -67,13 +82,42 @@ impl Revocations {
             if self.revoked.len() == REVOKED_MAX {
                 return Err(format!("more than {REVOKED_MAX} revoked certificates"));
             }
-            let issuer = issuer.as_raw().to_vec();
+            let issuer = list.issuer().as_raw().to_vec();
             self.revoked.insert((issuer, serial_of(entry.raw_serial())));
         }
         Ok(())
     }
 
+    /// An authority has fallen with its last certificate: by a list, or since the authority above it has fallen.
+    fn find_fallen(&mut self, ca: &[CertificateDer<'_>]) {
+        let ca = ca.iter().filter_map(|ca| Some(X509Certificate::from_der(ca).ok()?.1));
+        let ca: Vec<X509Certificate<'_>> = ca.collect();
+        loop {
+            let good: HashSet<&[u8]> = ca
+                .iter()
+                .filter(|ca| {
+                    let (name, issuer) = (ca.subject().as_raw(), ca.issuer().as_raw());
+                    !self.is_listed(issuer, &serial_of(ca.raw_serial()))
+                        && (name == issuer || !self.fallen.contains(issuer))
+                })
+                .map(|ca| ca.subject().as_raw())
+                .collect();
+            let names = ca.iter().map(|ca| ca.subject().as_raw());
+            let fallen: HashSet<Vec<u8>> =
+                names.filter(|name| !good.contains(name)).map(<[u8]>::to_vec).collect();
+            if fallen == self.fallen {
+                return;
+            }
+            self.fallen = fallen;
+        }
+    }
+
+    /// Whether a certificate counts no more: a list names it, or its issuer has fallen.
     pub(super) fn has(&self, issuer: &[u8], serial: &str) -> bool {
+        self.fallen.contains(issuer) || self.is_listed(issuer, serial)
+    }
+
+    fn is_listed(&self, issuer: &[u8], serial: &str) -> bool {
         !self.revoked.is_empty() && self.revoked.contains(&(issuer.to_vec(), serial.to_owned()))
     }
 
@@ -93,6 +137,32 @@ impl Revocations {
             timestamp::format(ends)
         ))
     }
+
+    /// Why these lists cannot take the place of others: one was made before that of the same authority.
+    pub(super) fn older_than(&self, others: &Self) -> Option<String> {
+        let newer = self.made.iter().find_map(|(authority, made)| {
+            let other = others.made.get(authority)?;
+            (other > made).then_some(other)
+        })?;
+        Some(format!(
+            "the list is older than the one that counts, of {}: give the newest",
+            timestamp::format(*newer)
+        ))
+    }
+}
+
+/// Those of the lists in a text that these authorities have signed; `None`: none.
+pub(super) fn lists_of(pem: &str, ca: &[CertificateDer<'_>]) -> Option<String> {
+    const END: &str = "-----END X509 CRL-----";
+    let blocks = pem.split_inclusive(END).filter(|block| Revocations::read(block, ca).is_ok());
+    let kept: String = blocks.filter(|block| block.contains(END)).collect();
+    Some(kept).filter(|kept| !kept.is_empty())
+}
+
+/// Whether two texts have a certificate in common.
+pub(super) fn share_certificate(one: &str, other: &str) -> bool {
+    let (one, other) = (certificates("ca", one), certificates("ca", other));
+    one.unwrap_or_default().iter().any(|one| other.iter().flatten().any(|other| one == other))
 }
 
 /// The certificates in a text.
@@ -229,9 +299,16 @@ fn time_of(time: ASN1Time) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-fn is_signed_by(list: &CertificateRevocationList<'_>, ca: &CertificateDer<'_>) -> bool {
-    let Ok((_, ca)) = X509Certificate::from_der(ca) else { return false };
-    ca.subject().as_raw() == list.issuer().as_raw() && verifies(list, ca.public_key())
+fn authority_of(
+    list: &CertificateRevocationList<'_>,
+    ca: &[CertificateDer<'_>],
+) -> Option<ListAuthority> {
+    ca.iter().find_map(|ca| {
+        let (_, ca) = X509Certificate::from_der(ca).ok()?;
+        let is_its =
+            ca.subject().as_raw() == list.issuer().as_raw() && verifies(list, ca.public_key());
+        is_its.then(|| (list.issuer().as_raw().to_vec(), ca.public_key().raw.to_vec()))
+    })
 }
 
 fn verifies(list: &CertificateRevocationList<'_>, key: &SubjectPublicKeyInfo<'_>) -> bool {
@@ -245,4 +322,111 @@ fn verifies(list: &CertificateRevocationList<'_>, key: &SubjectPublicKeyInfo<'_>
     known.iter().filter(|known| known.signature_alg_id().as_ref().starts_with(&head)).any(|known| {
         known.verify_signature(&key.subject_public_key.data, message, signature).is_ok()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer,
+        KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber, date_time_ymd,
+    };
+
+    use super::*;
+
+    /// An authority, and its certificates.
+    struct Ca {
+        issuer: Issuer<'static, KeyPair>,
+        certificate: CertificateDer<'static>,
+        serial: u64,
+    }
+
+    impl Ca {
+        fn new(name: &str, serial: u64, above: Option<&Self>) -> Self {
+            let mut params = CertificateParams::default();
+            params.distinguished_name.push(DnType::CommonName, name);
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.serial_number = Some(SerialNumber::from(serial));
+            let key = KeyPair::generate().unwrap();
+            let certificate = match above {
+                Some(above) => params.signed_by(&key, &above.issuer).unwrap(),
+                None => params.self_signed(&key).unwrap(),
+            };
+            let certificate = certificate.der().clone();
+            Self { issuer: Issuer::new(params, key), certificate, serial }
+        }
+
+        /// Its list of the year, in PEM.
+        fn list(&self, year: i32, serials: &[u64]) -> String {
+            let revoked = serials.iter().map(|serial| RevokedCertParams {
+                serial_number: SerialNumber::from(*serial),
+                revocation_time: date_time_ymd(year, 1, 1),
+                reason_code: None,
+                invalidity_date: None,
+            });
+            let list = CertificateRevocationListParams {
+                this_update: date_time_ymd(year, 1, 1),
+                next_update: date_time_ymd(year + 1, 1, 1),
+                crl_number: SerialNumber::from(1),
+                issuing_distribution_point: None,
+                revoked_certs: revoked.collect(),
+                key_identifier_method: KeyIdMethod::Sha256,
+            };
+            list.signed_by(&self.issuer).unwrap().pem().unwrap()
+        }
+
+        fn name(&self) -> Vec<u8> {
+            let (_, parsed) = X509Certificate::from_der(&self.certificate).unwrap();
+            parsed.subject().as_raw().to_vec()
+        }
+
+        fn hex(&self) -> String {
+            serial_of(&self.serial.to_be_bytes())
+        }
+    }
+
+    #[test]
+    fn the_newest_list_of_each_authority_counts() {
+        let (one, other) = (Ca::new("one", 1, None), Ca::new("other", 2, None));
+        let ca = [one.certificate.clone(), other.certificate.clone()];
+        let old = one.list(2020, &[7]);
+        let all = format!("{}\n{old}\n{}", one.list(2090, &[8]), other.list(2091, &[9]));
+        let lists = Revocations::read(&all, &ca).unwrap();
+        assert_eq!(lists.len(), 2);
+        assert!(lists.has(&one.name(), "08") && lists.has(&other.name(), "09"));
+        assert!(!lists.has(&one.name(), "07") && !lists.has(&one.name(), "09"));
+        assert_eq!(lists.expired(SystemTime::now()), None, "the end of an old list counts");
+        let older = Revocations::read(&old, &ca).unwrap();
+        assert!(older.expired(SystemTime::now()).is_some());
+        assert!(older.older_than(&lists).is_some());
+        assert_eq!((lists.older_than(&older), lists.older_than(&lists)), (None, None));
+        // With one authority less.
+        let left = lists_of(&all, &ca[1..]).unwrap();
+        assert_eq!(Revocations::read(&left, &ca[1..]).unwrap().len(), 1);
+        assert_eq!(lists_of(&old, &ca[1..]), None);
+        assert!(Revocations::read(&old, &ca[1..]).is_err());
+    }
+
+    #[test]
+    fn whom_a_revoked_authority_has_certified_counts_no_more() {
+        let root = Ca::new("root", 1, None);
+        let middle = Ca::new("middle", 2, Some(&root));
+        let low = Ca::new("low", 3, Some(&middle));
+        let other = Ca::new("other", 4, Some(&root));
+        let ca = [&root, &middle, &low, &other].map(|ca| ca.certificate.clone());
+        let none = Revocations::read(&root.list(2090, &[99]), &ca).unwrap();
+        let lists = Revocations::read(&root.list(2090, &[middle.serial]), &ca).unwrap();
+        for (issuer, is_gone) in [(&root, false), (&middle, true), (&low, true), (&other, false)] {
+            let name = String::from_utf8_lossy(&issuer.name()).into_owned();
+            assert_eq!(lists.has(&issuer.name(), "0a"), is_gone, "{name}");
+            assert!(!none.has(&issuer.name(), "0a"), "{name}");
+        }
+        assert!(lists.has(&root.name(), &middle.hex()));
+        // Its successor has the same name, and a certificate that counts.
+        let again = Ca::new("middle", 5, Some(&root));
+        let ca = [&root, &middle, &again].map(|ca| ca.certificate.clone());
+        let lists = Revocations::read(&root.list(2090, &[middle.serial]), &ca).unwrap();
+        assert!(!lists.has(&again.name(), "0a"));
+    }
 }
