@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use weft_lab::net::gateway::{LIMIT, address_in, connected_again};
 
 use crate::pki::Keys;
@@ -17,12 +17,22 @@ case \"$user $password\" in
 esac
 exit 1
 ";
+/// Refuses everybody, and has clients show what it was told.
+const WITNESS: &str = "#!/bin/sh
+echo \"$common_name $username $tls_serial_0 $tls_serial_hex_0 $untrusted_ip $script_type\" \\
+    \"$REQUIRED_GROUP $OPENVPN_ROOM $IV_PLAT $UV_TEAM\" > \"$auth_failed_reason_file\"
+exit 1
+";
 const FIXED: &str = "10.8.0.60";
 const WRONG: &str = "AUTH_FAILED,Wrong user name or password";
 
 /// The path of the judge.
 pub(crate) fn judge(stage: &Stage) -> anyhow::Result<String> {
-    let path = stage.write("judge", JUDGE)?;
+    program(stage, "judge", JUDGE)
+}
+
+fn program(stage: &Stage, name: &str, text: &str) -> anyhow::Result<String> {
+    let path = stage.write(name, text)?;
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755))?;
     Ok(path)
 }
@@ -94,6 +104,37 @@ fn users_without_certificates_go_on_over_tcp() -> anyhow::Result<()> {
     let text = stage.host().weft(&["openvpn", "client", "--shared"])?.success()?.stdout;
     ensure!(text.contains("\nauth-user-pass\n") && !text.contains("<key>"), "{text}");
     ensure!(text.contains(" 1194 tcp\n"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn a_program_is_told_what_openvpn_tells_it() -> anyhow::Result<()> {
+    const FAILED: &str = "AUTH_FAILED,";
+    let stage = Stage::new(Keys::Ecdsa)?;
+    let machine = stage.machine(1)?;
+    let config = format!(
+        "{SERVER}script-security 2\nauth-user-pass-verify {} via-file\n\
+         setenv REQUIRED_GROUP vpn\nsetenv-safe ROOM 7\n",
+        program(&stage, "witness", WITNESS)?
+    );
+    let profile = profile(&stage, "laptop", "anna", "right")?;
+    let told = || -> anyhow::Result<String> {
+        let mut client =
+            machine.start_with(&profile, &["--push-peer-info", "--setenv", "UV_TEAM", "net"])?;
+        let line = client.line_with(FAILED, LIMIT)?;
+        client.terminate(LIMIT)?;
+        let text = line.split_once(FAILED).map(|(_, text)| text.to_owned());
+        text.with_context(|| format!("no reason: {line}"))
+    };
+    let mut stock = stage.stock(&config)?;
+    let by_stock = told()?;
+    stock.terminate(LIMIT)?;
+    let known = by_stock.starts_with("laptop anna ") && by_stock.contains("vpn 7 linux net");
+    ensure!(known, "{by_stock}");
+    stage.imported(&config, &[])?;
+    stage.serve(&[])?;
+    let by_weft = told()?;
+    ensure!(by_weft == by_stock, "{by_weft:?} in the place of {by_stock:?}");
     Ok(())
 }
 

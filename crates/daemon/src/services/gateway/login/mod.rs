@@ -59,6 +59,8 @@ const HASHES_MAX: usize = 4;
 const PROGRAMS_MAX: usize = 8;
 /// Users who have given their password, and whose code is awaited.
 const CHALLENGES_MAX: usize = 1_024;
+/// Of these, those of one user: a new one takes the place of the oldest.
+const CHALLENGES_PER_USER_MAX: usize = 8;
 /// How long a code is awaited, in seconds.
 pub(super) const CODE_WAIT_S: u64 = 180;
 /// A client comes again after so many seconds when too many wait.
@@ -93,6 +95,10 @@ pub(super) struct Ask {
     /// At a later key of a session: who it is.
     pub(super) known: Option<Identity>,
     can: Abilities,
+    /// What it says of itself.
+    info: PeerInfo,
+    /// The variables for a program.
+    variables: Vec<(String, String)>,
 }
 
 /// What a client understands.
@@ -229,7 +235,13 @@ impl Ask {
             (false, false) => None,
         };
         let can = Abilities { waits, answers: info.has_sso("crtext"), page };
-        Self { certificate, credentials, from, known, can }
+        let info = info.clone();
+        Self { certificate, credentials, from, known, can, info, variables: Vec::new() }
+    }
+
+    /// With these variables for a program that judges it.
+    pub(super) fn with_variables(self, variables: Vec<(String, String)>) -> Self {
+        Self { variables, ..self }
     }
 }
 
@@ -333,6 +345,10 @@ impl Logins {
             (_, Auth::Oidc) => return by_page(&ask),
             _ => return Err(refused(NEEDED)),
         };
+        // A directory takes a login without a name for one that needs no password.
+        if user.is_empty() {
+            return Err(refused(NEEDED));
+        }
         let name = settings::name_of(settings, certificate, user).map_err(refused)?;
         if let Some(known) = &ask.known
             && (known.name != name || known.user.as_ref() != Some(user))
@@ -424,6 +440,12 @@ impl Logins {
         Some(format!("auth-token {}", token.expose()))
     }
 
+    /// How often a client gets a new token; `None`: it gets none.
+    pub(super) fn token_renewal(settings: &LoginSettings) -> Option<Duration> {
+        let (_, renewal_s) = settings::tokens(settings).filter(|_| settings.auth.has_user())?;
+        Some(Duration::from_secs(renewal_s))
+    }
+
     /// The option by which a client that has shown no user name learns the one of its token.
     pub(super) fn user_option(settings: &LoginSettings, identity: &Identity) -> Option<String> {
         let user = identity.user.as_ref().filter(|_| settings.auth == Auth::Oidc)?;
@@ -499,6 +521,14 @@ impl Logins {
         let now = Instant::now();
         let mut challenges = lock(&self.challenges);
         challenges.retain(|_, awaited| awaited.until > now);
+        let of_user = challenges.iter().filter(|(_, other)| other.identity.user == identity.user);
+        if of_user.clone().count() >= CHALLENGES_PER_USER_MAX {
+            let oldest = of_user.min_by_key(|(_, other)| other.until);
+            let oldest = oldest.map(|(mark, _)| mark.clone());
+            if let Some(mark) = oldest {
+                challenges.remove(&mark);
+            }
+        }
         if challenges.len() >= CHALLENGES_MAX {
             return None;
         }
@@ -547,6 +577,8 @@ impl Checking {
             password: &self.password,
             certificate: self.ask.certificate.as_ref(),
             from: self.ask.from,
+            info: &self.ask.info,
+            variables: &self.ask.variables,
         };
         match program::ask(&question).await {
             Ok(Answer::Yes) => Verdict::LetIn(self.identity(None)),

@@ -1,8 +1,9 @@
 //! A program of the administrator's that judges passwords, as OpenVPN's `auth-user-pass-verify PROGRAM via-file`.
 //!
 //! Its argument is a file with the user name and the password, a line each, for root alone and only while it runs.
-//! Its environment says where the client comes from and whose certificate it has shown. Exit code 0 lets the client
-//! in, 1 does not.
+//! Its environment says where the client comes from, whose certificate it has shown and what the client says of itself
+//! (`IV_`, `UV_`), by OpenVPN's names, and has the variables of a configuration that was taken over (`setenv`). Exit
+//! code 0 lets the client in, 1 does not.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::Command;
+use weft_openvpn::key_method::PeerInfo;
 use zeroize::Zeroizing;
 
 use crate::services::gateway::authority::Holder;
@@ -27,6 +29,8 @@ const FILE_PREFIX: &str = "openvpn-login-";
 const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Whoever can write to the program could become root.
 const OTHERS_WRITE: u32 = 0o022;
+/// Only the owner of a file removes it from such a directory.
+const STICKY: u32 = 0o1000;
 const MAY_RUN: u32 = 0o111;
 
 /// Who is to be judged.
@@ -38,6 +42,10 @@ pub(super) struct Question<'a> {
     pub(super) password: &'a str,
     pub(super) certificate: Option<&'a Holder>,
     pub(super) from: SocketAddr,
+    /// What the client says of itself.
+    pub(super) info: &'a PeerInfo,
+    /// The variables of a configuration that was taken over.
+    pub(super) variables: &'a [(String, String)],
 }
 
 /// What the program says.
@@ -52,6 +60,9 @@ pub(super) enum Answer {
 /// The program says neither yes nor no.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProgramError {
+    /// Administrator: it is no program that root may trust.
+    #[error("{0}")]
+    Fault(String),
     /// Administrator: it cannot be run.
     #[error(
         "cannot run {program}: {error}; it must be a program or a script with #! that root may run"
@@ -95,8 +106,29 @@ pub(super) fn fault(program: &Path) -> Option<String> {
         return Some(format!("{shown} is no program: give a file that may be run (chmod +x)"));
     }
     let is_safe = data.uid() == 0 && data.mode() & OTHERS_WRITE == 0;
-    (!is_safe)
-        .then(|| format!("{shown} can be written by others than root: correct its owner or mode"))
+    if !is_safe {
+        return Some(format!(
+            "{shown} can be written by others than root: correct its owner or mode"
+        ));
+    }
+    // A link leads to a file in another directory.
+    let real = fs::canonicalize(program).unwrap_or_else(|_| program.to_owned());
+    let open = open_directory(program).or_else(|| open_directory(&real))?;
+    Some(format!(
+        "others than root can put another program in the place of {shown}: correct the owner or mode of {}",
+        open.display()
+    ))
+}
+
+/// A directory above a file in which others than root can put another in its place.
+fn open_directory(file: &Path) -> Option<&Path> {
+    let is_open = |directory: &&Path| {
+        fs::metadata(directory).is_ok_and(|data| {
+            let may_write = data.mode() & OTHERS_WRITE != 0 && data.mode() & STICKY == 0;
+            data.uid() != 0 || may_write
+        })
+    };
+    file.ancestors().skip(1).find(is_open)
 }
 
 /// Removes what an earlier daemon has left that was killed while a program ran.
@@ -115,6 +147,9 @@ pub(super) fn tidy(directory: &Path) {
 /// It does not answer; see [`ProgramError`].
 pub(super) async fn ask(question: &Question<'_>) -> Result<Answer, ProgramError> {
     let Question { user, password, .. } = question;
+    if let Some(fault) = fault(question.program) {
+        return Err(ProgramError::Fault(fault));
+    }
     // The file has a line for each.
     if [user, password].iter().any(|text| text.contains(['\n', '\r', '\0'])) {
         return Ok(Answer::No(None));
@@ -142,6 +177,9 @@ async fn run(
         .env_clear()
         .env("PATH", SYSTEM_PATH)
         .env("LC_ALL", "C.UTF-8")
+        .envs(question.variables.iter().map(|(name, value)| (name, value)))
+        .envs(said(question.info))
+        .env("username", question.user)
         .env("script_type", "user-pass-verify")
         .env("auth_failed_reason_file", reason)
         .env("untrusted_port", question.from.port().to_string())
@@ -156,7 +194,8 @@ async fn run(
         IpAddr::V6(address) => command.env("untrusted_ip6", address.to_string()),
     };
     if let Some(Holder { name, serial, .. }) = question.certificate {
-        command.env("common_name", name).env("tls_serial_hex_0", serial);
+        let (hex, number) = (with_colons(serial), decimal(serial));
+        command.env("common_name", name).env("tls_serial_hex_0", hex).env("tls_serial_0", number);
     }
     let spawned = command.spawn();
     let mut child =
@@ -170,6 +209,34 @@ async fn run(
         Ok(Err(error)) => Err(ProgramError::Start { program, error }),
         Err(_) => Err(ProgramError::Late { program }),
     }
+}
+
+/// What a client says of itself, as far as it may.
+fn said(info: &PeerInfo) -> impl Iterator<Item = (&str, &str)> {
+    info.lines().filter(|(name, _)| name.starts_with("IV_") || name.starts_with("UV_"))
+}
+
+/// `4f01` as `4f:01`.
+fn with_colons(hex: &str) -> String {
+    let pairs = hex.as_bytes().chunks(2).map(String::from_utf8_lossy);
+    pairs.collect::<Vec<_>>().join(":")
+}
+
+/// A number of any length in hexadecimal digits as a decimal one.
+fn decimal(hex: &str) -> String {
+    // The last digit first.
+    let mut digits = vec![0];
+    for mut carry in hex.chars().filter_map(|digit| digit.to_digit(16)) {
+        for digit in &mut digits {
+            let value = *digit * 16 + carry;
+            (*digit, carry) = (value % 10, value / 10);
+        }
+        while carry > 0 {
+            digits.push(carry % 10);
+            carry /= 10;
+        }
+    }
+    digits.iter().rev().filter_map(|digit| char::from_digit(*digit, 10)).collect()
 }
 
 /// The program and those that it started; they end with this value.
@@ -235,11 +302,31 @@ mod tests {
     async fn asked(directory: &Path, text: &str) -> Result<Answer, ProgramError> {
         let program = script(directory, text);
         let certificate =
-            Holder { name: "laptop".into(), serial: "4f01".into(), issuer: Vec::new() };
-        let (program, from) = (program.as_path(), "192.0.2.7:4000".parse().unwrap());
-        let certificate = Some(&certificate);
-        let (user, password) = ("anna", "pass word");
-        ask(&Question { program, directory, user, password, certificate, from }).await
+            Holder { name: "laptop".into(), serial: "4f01".into(), ..Holder::default() };
+        let variables = [("REQUIRED_GROUP", "vpn"), ("username", "root")];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let info = PeerInfo::parse("IV_PLAT=linux\nUV_ROOM=7\nPATH=/tmp\nLD_PRELOAD=/tmp/x\n");
+        let question = Question {
+            certificate: Some(&certificate),
+            info: &info,
+            variables: &variables,
+            ..question(&program, directory)
+        };
+        ask(&question).await
+    }
+
+    fn question<'a>(program: &'a Path, directory: &'a Path) -> Question<'a> {
+        static NO_INFO: std::sync::LazyLock<PeerInfo> = std::sync::LazyLock::new(PeerInfo::default);
+        Question {
+            program,
+            directory,
+            user: "anna",
+            password: "pass word",
+            certificate: None,
+            from: "192.0.2.7:4000".parse().unwrap(),
+            info: &NO_INFO,
+            variables: &[],
+        }
     }
 
     fn left(directory: &Path) -> usize {
@@ -253,7 +340,10 @@ mod tests {
         let check = "
             [ \"$(cat \"$1\")\" = \"anna\npass word\" ] || exit 1
             [ \"$(stat -c %a \"$1\")\" = 600 ] || exit 1
-            [ \"$common_name $tls_serial_hex_0\" = 'laptop 4f01' ] || exit 1
+            [ \"$common_name $tls_serial_hex_0 $tls_serial_0\" = 'laptop 4f:01 20225' ] || exit 1
+            [ \"$username $REQUIRED_GROUP\" = 'anna vpn' ] || exit 1
+            [ \"$IV_PLAT $UV_ROOM $LD_PRELOAD\" = 'linux 7 ' ] || exit 1
+            [ \"$PATH\" != /tmp ] || exit 1
             [ \"$untrusted_ip $untrusted_port\" = '192.0.2.7 4000' ] || exit 1
             ! env | grep -q 'pass word'";
         assert_eq!(asked(dir, check).await.unwrap(), Answer::Yes);
@@ -271,19 +361,13 @@ mod tests {
         assert!(matches!(asked(dir, "exit 2").await, Err(ProgramError::Exit { .. })));
         assert!(matches!(asked(dir, "kill -9 $$").await, Err(ProgramError::Exit { .. })));
         assert_eq!(left(dir), 1, "a file is left");
-        let program = Path::new("/nonexistent/program");
+        let program = script(dir, "exit 0");
         let from = "[2001:db8::1]:1".parse().unwrap();
-        let question = Question {
-            program,
-            directory: dir,
-            user: "anna",
-            password: "x",
-            certificate: None,
-            from,
-        };
-        assert!(matches!(ask(&question).await, Err(ProgramError::Start { .. })));
-        let broken = Question { password: "two\nlines", ..question };
+        let broken = Question { password: "two\nlines", from, ..question(&program, dir) };
         assert_eq!(ask(&broken).await.unwrap(), Answer::No(None));
+        // It was good when it was named.
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(matches!(ask(&question(&program, dir)).await, Err(ProgramError::Fault(_))));
         assert_eq!(left(dir), 1, "a file is left");
     }
 
@@ -292,14 +376,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let dir = place.path();
         let program = script(dir, "sleep 600 & echo $! > \"$(dirname \"$0\")/child\"; wait");
-        let question = Question {
-            program: &program,
-            directory: dir,
-            user: "anna",
-            password: "x",
-            certificate: None,
-            from: "192.0.2.7:4000".parse().unwrap(),
-        };
+        let question = question(&program, dir);
         let started = async {
             loop {
                 let child = fs::read_to_string(dir.join("child")).unwrap_or_default();
@@ -329,6 +406,22 @@ mod tests {
     }
 
     #[test]
+    fn serial_numbers_are_written_as_openvpn_writes_them() {
+        for (hex, colons, number) in [
+            ("", "", "0"),
+            ("4f01", "4f:01", "20225"),
+            ("0a", "0a", "10"),
+            (
+                "ffffffffffffffffffffffffffffffffffffffff",
+                "ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff",
+                "1461501637330902918203684832716283019655932542975",
+            ),
+        ] {
+            assert_eq!((with_colons(hex).as_str(), decimal(hex).as_str()), (colons, number));
+        }
+    }
+
+    #[test]
     fn a_program_that_others_could_replace_is_none() {
         let place = tempfile::tempdir().unwrap();
         let program = script(place.path(), "exit 0");
@@ -337,6 +430,17 @@ mod tests {
             fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
             assert!(fault(&program).unwrap().contains(text));
         }
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let link = place.path().join("link");
+        std::os::unix::fs::symlink(&program, &link).unwrap();
+        for (mode, is_good) in [(0o777, false), (0o1777, true), (0o755, true)] {
+            fs::set_permissions(place.path(), fs::Permissions::from_mode(mode)).unwrap();
+            for way in [&program, &link] {
+                let fault = fault(way);
+                assert_eq!(fault.is_none(), is_good, "{mode:o}: {fault:?}");
+            }
+        }
+        fs::remove_file(&link).unwrap();
         assert!(fault(Path::new("judge")).unwrap().contains("no absolute path"));
         assert!(fault(place.path()).unwrap().contains("no program"));
         let _kept = PrivateFile::new(place.path(), "x").unwrap();

@@ -336,6 +336,22 @@ async fn who_gives_a_password_alone_is_asked_for_a_code() {
 }
 
 #[tokio::test]
+async fn one_user_with_many_open_questions_keeps_nobody_out() {
+    let place = Place::new(passwords());
+    let asked = |user: &str| {
+        let (name, user) = (user.to_owned(), Some(user.to_owned()));
+        place.logins.challenge(Identity { name, user, token: None, generation: Some(1) })
+    };
+    let first = asked("anna").unwrap();
+    let all: Vec<String> = (0..CHALLENGES_MAX).filter_map(|_| asked("anna")).collect();
+    assert_eq!(all.len(), CHALLENGES_MAX);
+    let other = asked("berta").unwrap();
+    assert!(place.logins.awaited(&first).is_none(), "the oldest is as good as ever");
+    assert!(place.logins.awaited(all.last().unwrap()).is_some());
+    assert!(place.logins.awaited(&other).is_some());
+}
+
+#[tokio::test]
 async fn a_client_that_can_answers_in_the_same_session() {
     let place = Place::new(passwords());
     let secret = place.add("anna", true).await.unwrap();
@@ -380,13 +396,26 @@ fn by_provider() -> LoginSettings {
 
 /// A client with a certificate of this name.
 fn showing(certificate: &str, credentials: Credentials, info: &str) -> Ask {
-    let holder = Holder { name: certificate.into(), serial: "4f01".into(), issuer: Vec::new() };
+    let holder = Holder { name: certificate.into(), ..Holder::default() };
     let from = "192.0.2.7:4000".parse().unwrap();
     Ask::new(Some(holder), credentials, from, None, &PeerInfo::parse(info))
 }
 
 fn given(user: &str, password: &str) -> Credentials {
     Credentials::Given { user: user.into(), password: Zeroizing::new(password.into()) }
+}
+
+#[tokio::test]
+async fn a_program_is_not_asked_about_a_blank_user_name() {
+    let settings = LoginSettings {
+        auth: Auth::Both,
+        client_name: ClientName::Certificate,
+        program: Some("/bin/true".into()),
+        ..LoginSettings::default()
+    };
+    let place = Place::new(settings);
+    assert_text(&place.judge(showing("laptop", given("", "x"), ABLE)).await, NEEDED);
+    let_in(place.judge(showing("laptop", given("anna", "x"), ABLE)).await);
 }
 
 #[tokio::test]

@@ -65,6 +65,14 @@ pub(in super::super::super) enum TokenFault {
     Missing(String),
 }
 
+impl TokenFault {
+    /// Whether the token may be good by keys that the provider has published since. A token may name no key, and a new
+    /// key may have the name of an old one.
+    pub(super) const fn may_be_of_other_keys(&self) -> bool {
+        matches!(self, Self::UnknownKey | Self::Signature)
+    }
+}
+
 /// The claims of a token, once it is found to be good.
 ///
 /// # Errors

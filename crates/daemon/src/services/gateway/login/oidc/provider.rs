@@ -246,7 +246,7 @@ impl Provider {
         let tokens = self.tokens(&known.document, code, verifier).await?;
         let mut claims = match self.verify(&known, &tokens, nonce).await {
             // It has changed its keys.
-            Err(TokenFault::UnknownKey) => {
+            Err(fault) if fault.may_be_of_other_keys() => {
                 let known = self.known(Some(&known)).await?;
                 self.verify(&known, &tokens, nonce).await?
             }

@@ -116,6 +116,10 @@ fn a_token_is_signed_by_a_key_of_the_provider() {
         let unknown = verify(&token, &signer.published, &EXPECTED);
         assert_eq!(unknown, Err(TokenFault::UnknownKey), "{name}");
     }
+    // Other keys may have been published meanwhile, also by the same name.
+    assert!(TokenFault::Signature.may_be_of_other_keys());
+    assert!(TokenFault::UnknownKey.may_be_of_other_keys());
+    assert!(!TokenFault::Nonce.may_be_of_other_keys());
     // Other words under a good signature.
     let parts: Vec<&str> = token.split('.').collect();
     let words = BASE64.encode(with("sub", json!("u2")).to_string().as_bytes());
