@@ -209,6 +209,24 @@ fn a_token_is_renewed_with_each_key() -> anyhow::Result<()> {
 }
 
 #[test]
+fn a_token_is_renewed_between_keys() -> anyhow::Result<()> {
+    // A token is good for 4 s, keys are renewed after 10 s, and the password is gone by then.
+    let stage = Stage::new(&["--auth", "password", "--token-renewal", "2"])?;
+    stage.add("anna", &[])?;
+    let profile = stage.profile(&["--shared"])?;
+    let words = ["--reneg-sec", "10", "--auth-nocache"];
+    let anna = Login { words: &words, ..login("anna", PASSWORD) };
+    let (mut client, pushed) = stage.connect(&profile, &anna)?;
+    stage.file("anna.login", "anna\nwrong horse\n")?;
+    client.line_with("PUSH_REPLY,auth-token", LIMIT)?;
+    client.line_with("Control Channel: TLS", LIMIT)?;
+    client.line_with("PUSH_REPLY,auth-token", LIMIT)?;
+    stage.wait_ping(&pushed)?;
+    ensure!(stage.drops("login_token_refused")? == 0, "a token was too old for a key");
+    Ok(())
+}
+
+#[test]
 fn certificates_and_passwords_go_together_and_a_new_password_ends_sessions() -> anyhow::Result<()> {
     let stage = Stage::new(&["--auth", "both"])?;
     let host = stage.host();

@@ -31,6 +31,8 @@ pub(super) enum Todo {
     Deny(AuthFailure),
     /// Lets it go on with a later key, and gives it a new token.
     Renew(Option<String>),
+    /// Gives it a new token.
+    Token(String),
     /// Asks its user for a code.
     AskCode,
     /// Has its user open a page, and wait so long for what comes of it.
@@ -100,6 +102,8 @@ pub(super) struct Client {
     pub(super) asking: Option<Box<Asking>>,
     /// When its session is to be looked at.
     pub(super) timer: Option<Instant>,
+    /// When it is to get its next token.
+    pub(super) token_at: Option<Instant>,
     /// It waits for a thread.
     pub(super) is_ready: bool,
 }
@@ -119,6 +123,7 @@ impl Client {
             stage: Stage::Handshake,
             asking: None,
             timer: None,
+            token_at: None,
             is_ready: false,
         }
     }

@@ -116,6 +116,8 @@ pub(super) struct Serving {
     /// The clients at a transport and an address: one, and for a moment its next session.
     places: HashMap<(Transport, SocketAddr), Vec<u32>>,
     timers: BTreeSet<(Instant, u32)>,
+    /// When clients get their next tokens.
+    token_timers: BTreeSet<(Instant, u32)>,
     /// Clients that wait for a thread.
     ready: VecDeque<u32>,
     jobs: JoinSet<Done>,
@@ -147,6 +149,7 @@ impl Serving {
             clients: BTreeMap::new(),
             places: HashMap::new(),
             timers: BTreeSet::new(),
+            token_timers: BTreeSet::new(),
             ready: VecDeque::new(),
             jobs: JoinSet::new(),
             changes: JoinSet::new(),
@@ -188,14 +191,17 @@ impl Serving {
                     self.handle_addresses(number, addresses);
                 }
                 Input::Routed(routed) => self.handle_routed(routed)?,
-                Input::Timer => self.handle_timers(),
+                Input::Timer => {
+                    self.handle_timers();
+                    self.handle_token_timers();
+                }
             }
         }
     }
 
     async fn next(&mut self, inputs: &mut Inputs<'_>) -> Input {
-        let first = self.timers.first().map(|(at, _)| *at);
-        let at = first.into_iter().chain(self.routes_at()).min();
+        let firsts = [&self.timers, &self.token_timers].into_iter().filter_map(BTreeSet::first);
+        let at = firsts.map(|(at, _)| *at).chain(self.routes_at()).min();
         tokio::select! {
             event = inputs.events.recv() => event.map_or(Input::DeviceGone, Input::Event),
             event = self.begun.streams.next() => Input::Stream(event),
@@ -305,6 +311,7 @@ impl Serving {
         options.extend(Logins::user_option(&self.begun.login, &known.login));
         options.extend(self.gateway.logins.token_option(&self.begun.login, &known.login));
         client.stage = Stage::Peer { known, is_connected: false };
+        self.plan_token(number);
         // One session for each name: the newest.
         if !self.allows_duplicates() {
             self.forget_others(number, &name);

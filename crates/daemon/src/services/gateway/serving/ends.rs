@@ -73,6 +73,9 @@ impl Serving {
         if let Some(timer) = client.timer {
             self.timers.remove(&(timer, number));
         }
+        if let Some(at) = client.token_at {
+            self.token_timers.remove(&(at, number));
+        }
         if let Some(connection) = client.connection {
             self.begun.streams.close(connection);
         }

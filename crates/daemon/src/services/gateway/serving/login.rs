@@ -11,7 +11,7 @@ use weft_openvpn::messages::{AuthFailure, Message, PendingStep, Secret, push_rep
 use weft_openvpn::session::{Acceptance, AuthRequest, Session};
 
 use super::Serving;
-use crate::services::gateway::authority::Holder;
+use crate::services::gateway::authority::{Holder, above_of};
 use crate::services::gateway::client::{Asking, Client, Known, Stage, Todo};
 use crate::services::gateway::journal::Weight;
 use crate::services::gateway::login::{
@@ -80,8 +80,11 @@ impl Serving {
 
     fn judge(&mut self, number: u32, request: AuthRequest) -> Result<(), &'static str> {
         let Some(client) = self.clients.get_mut(&number) else { return Ok(()) };
-        let certificate = match request.certificates.first() {
-            Some(certificate) => Some(self.gateway.holder(Some(certificate))?),
+        let certificate = match request.certificates.split_first() {
+            Some((certificate, chain)) => {
+                let holder = self.gateway.holder(Some(certificate))?;
+                Some(Holder { above: above_of(chain), ..holder })
+            }
             None => None,
         };
         if certificate.as_ref().is_some_and(|holder| self.gateway.is_revoked(holder)) {
@@ -109,6 +112,7 @@ impl Serving {
         }));
         let ask =
             Ask::new(certificate, request.credentials, client.address, known, &request.peer_info);
+        let ask = ask.with_variables(self.gateway.variables());
         match self.gateway.logins.judge(&self.begun.login, ask) {
             Judged::Now(verdict) => self.handle_verdict(number, verdict),
             Judged::Later(checking) => {
@@ -203,6 +207,35 @@ impl Serving {
         self.ask(number, Todo::Deny(failure));
     }
 
+    /// Plans when a client gets its next token, if its next key would come too late for that.
+    pub(super) fn plan_token(&mut self, number: u32) {
+        let key = self.begun.options.timing.renegotiate_after;
+        let after = Logins::token_renewal(&self.begun.login);
+        let after = after.filter(|after| key.is_none_or(|key| *after < key));
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        let at = after.map(|after| Instant::now() + after);
+        if let Some(before) = std::mem::replace(&mut client.token_at, at) {
+            self.token_timers.remove(&(before, number));
+        }
+        self.token_timers.extend(at.map(|at| (at, number)));
+    }
+
+    /// Gives those a new token whose time has come.
+    pub(super) fn handle_token_timers(&mut self) {
+        let now = Instant::now();
+        while let Some((at, number)) = self.token_timers.first().copied().filter(|it| it.0 <= now) {
+            self.token_timers.remove(&(at, number));
+            let Some(client) = self.clients.get_mut(&number) else { continue };
+            client.token_at = None;
+            let Stage::Peer { known, .. } = &client.stage else { continue };
+            let token = self.gateway.logins.token_option(&self.begun.login, &known.login);
+            if let Some(token) = token {
+                self.ask(number, Todo::Token(token));
+                self.plan_token(number);
+            }
+        }
+    }
+
     /// Begins to let a client in, or goes on with it.
     fn let_on(&mut self, number: u32, identity: Identity) {
         if let Some(why) = self.gateway.refusal_of(&identity.name) {
@@ -219,6 +252,7 @@ impl Serving {
             known.last_handshake = now;
             let token = self.gateway.logins.token_option(&self.begun.login, &identity);
             known.login = identity;
+            self.plan_token(number);
             return self.ask(number, Todo::Renew(token));
         }
         if !matches!(client.stage, Stage::Handshake) {
@@ -268,8 +302,14 @@ pub(super) fn renew(session: &mut Session, now: Instant, number: u32, token: Opt
     if session.accept(now, Acceptance { peer, options: Vec::new() }).is_err() {
         return;
     }
-    let parts = token.and_then(|token| push_reply(&[token]).ok()).unwrap_or_default();
-    for part in parts {
+    if let Some(token) = token {
+        give_token(session, now, token);
+    }
+}
+
+/// Gives a client a new token.
+pub(super) fn give_token(session: &mut Session, now: Instant, token: String) {
+    for part in push_reply(&[token]).unwrap_or_default() {
         let _ = session.send(now, &Message::PushReply(part));
     }
 }

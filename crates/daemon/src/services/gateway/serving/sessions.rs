@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use weft_openvpn::messages::{AuthFailure, Message};
-use weft_openvpn::session::{Acceptance, Dropped, Session};
+use weft_openvpn::session::{Acceptance, Dropped, Session, SessionError};
 
 use super::{Serving, login};
 use crate::services::gateway::client::Todo;
@@ -100,6 +100,7 @@ impl Serving {
                 let _ = session.deny(now, failure);
             }
             Todo::Renew(token) => login::renew(&mut session, now, number, token),
+            Todo::Token(token) => login::give_token(&mut session, now, token),
             Todo::AskCode => login::ask_code(&mut session, now),
             Todo::ShowPage(step, wait) => login::show_page(&mut session, now, &step, wait),
             Todo::Close(message) => _ = session.close(now, &message),
@@ -171,11 +172,15 @@ impl Serving {
         match then {
             Then::Ran | Then::Keyed => {}
             Then::Dropped(reason) => self.count(reason),
-            Then::Joined(acceptance) => {
-                if let Err(error) = session.accept(now, acceptance) {
-                    tracing::debug!(%error, "a client left before it was let in");
+            Then::Joined(acceptance) => match session.accept(now, acceptance) {
+                Ok(()) => {}
+                Err(error @ SessionError::Push(_)) => {
+                    tracing::warn!(%error, from = %session.address(), "a client cannot be pushed its options");
+                    let text = "The gateway cannot push the options of this client: tell the administrator".to_owned();
+                    let _ = session.deny(now, AuthFailure::Text(text));
                 }
-            }
+                Err(error) => tracing::debug!(%error, "a client left before it was let in"),
+            },
             Then::NotJoined => {
                 let text = "The gateway cannot take more clients".to_owned();
                 // One that is over by now needs no answer.
