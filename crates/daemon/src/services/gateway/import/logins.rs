@@ -8,9 +8,36 @@ use weft_openvpn::config::{ServerSettings, TokenSettings, VerifyClientCert};
 use super::Imported;
 use crate::services::gateway::login::TOKEN_LIFETIME_S_MAX;
 
+/// What is to be known of lines that are taken.
+const VARIABLES: &str = "its environment has username, common_name, tls_serial_0, tls_serial_hex_0, untrusted_ip, \
+    untrusted_ip6, untrusted_port, IV_ and UV_ of the client, and what setenv and setenv-safe say: \
+    check that it needs no other variable";
+const USER_NAMES: &str = "a user name has letters, digits and .-_@+ here";
+const NO_NAMES: &str = "clients are known by their user names, which have letters, digits and .-_@+ here; \
+    a user may be connected several times, as with duplicate-cn";
+
 /// Whether the configuration asks for a user name and a password.
 pub(super) const fn has_login(settings: &ServerSettings) -> bool {
     settings.login_program.is_some() || settings.pam_service.is_some()
+}
+
+/// Whether clients have no name but that of their user, which OpenVPN does not take for one: a user may be connected
+/// several times.
+pub(super) const fn has_no_names(settings: &ServerSettings) -> bool {
+    let asks_no_certificate = matches!(settings.client_cert, VerifyClientCert::None);
+    asks_no_certificate && has_login(settings) && !settings.names_by_user
+}
+
+/// What is to be known of a line about logins that is taken.
+pub(super) fn note(directive: &str, settings: &ServerSettings) -> Option<&'static str> {
+    match directive {
+        "auth-user-pass-verify" => Some(VARIABLES),
+        "username-as-common-name" => Some(USER_NAMES),
+        "verify-client-cert" | "client-cert-not-required" if has_no_names(settings) => {
+            Some(NO_NAMES)
+        }
+        _ => None,
+    }
 }
 
 /// What a configuration says of logins. `program` judges passwords in the place of those that it names.
@@ -114,5 +141,21 @@ mod tests {
         assert_eq!((alone.auth, alone.client_name), (Auth::Password, ClientName::Same));
         assert_eq!(alone.program.as_deref(), Some(Path::new("/etc/pam")));
         assert_eq!((alone.token_lifetime_s, alone.token_renewal_s), (Some(600), Some(60)));
+    }
+
+    #[test]
+    fn users_without_certificates_may_be_connected_several_times() {
+        const SCRIPT: &str = "auth-user-pass-verify /etc/judge via-file\n";
+        for (lines, allows) in [
+            ("verify-client-cert none\n", true),
+            ("client-cert-not-required\n", true),
+            ("verify-client-cert none\nusername-as-common-name\n", false),
+            ("verify-client-cert none\nusername-as-common-name\nduplicate-cn\n", true),
+            ("", false),
+        ] {
+            let config = zeroize::Zeroizing::new(format!("{SCRIPT}{lines}"));
+            let reading = super::super::Reading::of(&Saved { config, ..Saved::default() });
+            assert_eq!(reading.settings.allows_duplicates, allows, "{lines}");
+        }
     }
 }

@@ -14,14 +14,14 @@ use weft_openvpn::config::{
 use weft_openvpn::messages::Topology;
 use weft_openvpn::wrap::AuthDigest;
 
-use super::logins::has_login;
+use super::logins::{self, has_login};
 use super::{Saved, watching};
 use crate::services::gateway::push::redirects;
 
 /// The file of clients without one of their own.
 pub(super) const DEFAULT_FILE: &str = "DEFAULT";
 /// Directives that decide who is let in: an import never leaves them out.
-const DECIDERS: [&str; 23] = [
+const DECIDERS: [&str; 30] = [
     "auth-user-pass-verify",
     "ca",
     "capath",
@@ -30,21 +30,28 @@ const DECIDERS: [&str; 23] = [
     "client-cert-not-required",
     "client-config-dir",
     "client-connect",
+    "config",
     "crl-verify",
     "key",
     "management-client-auth",
+    "ns-cert-type",
     "peer-fingerprint",
     "plugin",
     "remote-cert-eku",
+    "remote-cert-ku",
     "remote-cert-tls",
     "server",
     "tls-auth",
     "tls-crypt",
     "tls-crypt-v2",
+    "tls-crypt-v2-max-age",
     "tls-crypt-v2-verify",
+    "tls-remote",
     "tls-verify",
     "verify-client-cert",
+    "verify-hash",
     "verify-x509-name",
+    "x509-username-field",
 ];
 const NO_PASSWORDS: &str = "the server asks for no passwords";
 
@@ -66,7 +73,8 @@ impl Reading {
         let has_program = saved.auth_program.is_some();
         let lines =
             lines.into_iter().map(|line| noted(judged(line, &settings, has_program), &settings));
-        let lines = lines.collect();
+        let lines: Vec<ImportedLine> = lines.collect();
+        let settings = kept(settings, &lines);
         let mut reading = Self {
             settings,
             lines,
@@ -271,11 +279,30 @@ pub(super) fn pings(settings: &ServerSettings) -> (u32, u32) {
     (settings.ping_s, pushed.unwrap_or(settings.ping_restart_s))
 }
 
+/// What a configuration says to this gateway: without those of its lines that the reader has taken, and the gateway
+/// refuses.
+fn kept(mut settings: ServerSettings, lines: &[ImportedLine]) -> ServerSettings {
+    let is_refused = |names: &[&str]| {
+        let mut refused = lines.iter().filter(|line| line.verdict == REFUSED);
+        refused.any(|line| names.contains(&name_of(&line.text)))
+    };
+    if is_refused(&["auth-gen-token"]) {
+        settings.tokens = None;
+    }
+    if is_refused(&["server-ipv6", "ifconfig-ipv6"]) {
+        (settings.ipv6, settings.own_ipv6) = (None, None);
+    }
+    settings.allows_duplicates |= logins::has_no_names(&settings);
+    settings
+}
+
 fn is_in(path: &str, folder: &str) -> bool {
     path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
 }
 
+/// The directive of a line; of `setenv opt`, the one behind that.
 fn name_of(text: &str) -> &str {
+    let text = text.strip_prefix("setenv opt ").unwrap_or(text);
     let name = text.split_whitespace().next().unwrap_or_default();
     name.trim_start_matches('<').trim_end_matches('>')
 }
@@ -293,7 +320,8 @@ fn shown(line: ImportLine) -> ImportedLine {
 
 /// A line with what is to be known of one that is taken.
 fn noted(line: ImportLine, settings: &ServerSettings) -> ImportedLine {
-    let note = watching::note(name_of(&line.text), settings);
+    let name = name_of(&line.text);
+    let note = watching::note(name, settings).or_else(|| logins::note(name, settings));
     let line = shown(line);
     match line.verdict == TAKEN {
         true => ImportedLine { reason: note.map(str::to_owned), ..line },
@@ -363,6 +391,9 @@ fn of_logins(text: &str, settings: &ServerSettings, has_program: bool) -> Option
                 );
             }
             None
+        }
+        "setenv" | "setenv-safe" if !has_login(settings) => {
+            nothing("it is for programs that OpenVPN runs")
         }
         "auth-gen-token"
         | "auth-gen-token-secret"
@@ -469,6 +500,28 @@ mod tests {
     }
 
     #[test]
+    fn lines_that_decide_who_is_let_in_are_never_left_out() {
+        for line in [
+            "config more.conf",
+            "verify-hash 00:11",
+            "remote-cert-ku 80",
+            "x509-username-field ext:subjectAltName",
+            "setenv opt tls-verify /bin/x",
+            "setenv opt auth-user-pass-verify /bin/x via-env",
+        ] {
+            let reading = reading(line, &[]);
+            assert_eq!(
+                (reading.lines[0].verdict.as_str(), reading.in_the_way(true)),
+                (REFUSED, 1),
+                "{line}"
+            );
+        }
+        let external = "auth-gen-token 0 external-auth\nauth-user-pass-verify /bin/x via-file\n";
+        let reading = reading(external, &[]);
+        assert_eq!((reading.in_the_way(true), reading.settings.tokens), (0, None));
+    }
+
+    #[test]
     fn lines_about_logins_are_taken_as_far_as_they_can_be_kept() {
         const SCRIPT: &str = "auth-user-pass-verify /bin/x via-file\n";
         const PAM: &str = "plugin /lib/openvpn-plugin-auth-pam.so login\n";
@@ -482,6 +535,8 @@ mod tests {
             (format!("auth-user-pass-optional\n{SCRIPT}"), "refused"),
             ("username-as-common-name\n".to_owned(), "nothing"),
             (format!("username-as-common-name\n{SCRIPT}"), "taken"),
+            ("setenv ROOM 7\n".to_owned(), "nothing"),
+            (format!("setenv ROOM 7\n{SCRIPT}"), "taken"),
             (format!("verify-client-cert optional\n{SCRIPT}"), "refused"),
             (format!("verify-client-cert optional\nusername-as-common-name\n{SCRIPT}"), "taken"),
         ] {
