@@ -69,10 +69,12 @@ impl Gateway {
 
     /// `weft openvpn revoke`: revokes all certificates of a client, ends its session and frees its addresses.
     pub(crate) async fn revoke(self: Arc<Self>, name: String) -> Result<Revoked, ApiError> {
+        let one = self.changing.lock().await;
+        // Another host may have become the home while this one waited.
         if self.is_replica() {
+            drop(one);
             return self.peers.ask_home(ToHome::Revoke { name }).await;
         }
-        let _one = self.changing.lock().await;
         let serials = match self.imported()? {
             Some(import) => self.revoke_imported(&import, &name).await?,
             None => {

@@ -60,13 +60,15 @@ impl Gateway {
     ) -> Result<UserChanged, ApiError> {
         let name = change.name().to_owned();
         let farewell = standing(&change).last_word();
+        let one = self.changing.lock().await;
+        // Another host may have become the home while this one waited.
         if self.is_replica() {
+            drop(one);
             let was_here = farewell.is_some() && self.is_connected(&name).await;
             let changed: UserChanged = self.peers.ask_home(ToHome::User { change }).await?;
             let was_connected = changed.was_connected || was_here;
             return Ok(UserChanged { was_connected, ..changed });
         }
-        let _one = self.changing.lock().await;
         let (secret, frees) = self.change_own_users(change).await?;
         let was_connected = match farewell {
             Some(farewell) => self.log_out(&name, farewell).await,
