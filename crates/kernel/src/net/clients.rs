@@ -1,5 +1,6 @@
 //! Clients behind a routed device of this host, which containers reach as neighbours: a route to each through that
-//! device, routes to the networks behind them, and an entry by which the host's own interface on the network answers ARP and ND for it.
+//! device, routes to the networks behind them, and an entry by which the host's own interface on the network answers
+//! ARP and ND for it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -68,7 +69,8 @@ impl Kernel {
     /// Makes these clients, and no others, neighbours of the network: switches the device on, routes each address to
     /// it, and has the host's interface answer for each at once. Weft's routes and entries for other addresses go.
     ///
-    /// Returns the networks behind clients to which the host has another route already: that one stays.
+    /// Returns the networks behind clients to which the host has another route already, of any metric: that one stays,
+    /// and is the best. All addresses (a prefix length of 0) are never a client's.
     ///
     /// Only these two devices pass packets on. Linux knows no such switch for IPv6: its packets are passed on where
     /// [`Kernel::forwarding`] says so.
@@ -186,21 +188,27 @@ impl Socket {
         self.reconcile(gone.chain(new).collect(), doing).await
     }
 
-    /// Routes these networks to a device, each by its client; Weft's other routes by clients go. Returns those that the
-    /// host has another route to.
+    /// Routes these networks to a device, each by its client; Weft's other routes by clients go. Returns those that are
+    /// left out: networks that the host has another route to, and all addresses.
     async fn set_networks_behind(
         &self,
         through: Through<'_>,
         wanted: &BTreeMap<IpNet, IpAddr>,
     ) -> Result<Vec<IpNet>, KernelError> {
-        let wanted: BTreeSet<(IpNet, IpAddr)> =
-            wanted.iter().map(|(network, client)| (network.trunc(), *client)).collect();
         let device = through.device;
-        let mut present = BTreeSet::new();
+        let (mut present, mut others) = (BTreeSet::new(), BTreeSet::new());
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let routes = self.routes(family).await?;
             present.extend(routes.iter().filter_map(|route| network_behind(route, device)));
+            others.extend(routes.iter().filter_map(|route| network_of_others(route, device)));
         }
+        // The kernel refuses a second route of the same metric alone. An IPv4 route of Weft's has none, and would come
+        // before those that have one.
+        let (left_out, wanted): (BTreeSet<(IpNet, IpAddr)>, BTreeSet<_>) = wanted
+            .iter()
+            .map(|(network, client)| (network.trunc(), *client))
+            .partition(|(network, _)| network.prefix_len() == 0 || others.contains(network));
+        let mut left_out: Vec<IpNet> = left_out.into_iter().map(|(network, _)| network).collect();
         // One network may go from one client to another.
         let gone = present.difference(&wanted).map(|(network, client)| {
             (*network, RouteNetlinkMessage::DelRoute(network_route(through, *network, *client)), 0)
@@ -213,7 +221,6 @@ impl Socket {
             gone.chain(new).map(|(network, message, flags)| (network, (message, flags))).unzip();
         let answers = self.change_all(requests).await;
         let answers = answers.map_err(|error| error.while_doing("set up networks of clients"))?;
-        let mut left_out = Vec::new();
         for (network, answer) in networks.into_iter().zip(answers) {
             match answer {
                 Ok(()) => {}
@@ -344,8 +351,27 @@ const fn route_address(address: IpAddr) -> RouteAddress {
 /// The network behind a client that a route of Weft's leads to, and the client's address.
 fn network_behind(route: &RouteMessage, device: &Link) -> Option<(IpNet, IpAddr)> {
     let client = gateway_of(route).filter(|_| is_ours(route, device))?;
-    let network = destination_address(route)?;
-    Some((IpNet::new(network, route.header.destination_prefix_length).ok()?, client))
+    Some((destination_of(route)?, client))
+}
+
+/// The network that a route leads to which is not Weft's.
+fn network_of_others(route: &RouteMessage, device: &Link) -> Option<IpNet> {
+    let is_theirs = route.header.kind == RouteType::Unicast
+        && is_in_main_table(route)
+        && !is_ours(route, device);
+    is_theirs.then(|| destination_of(route)).flatten()
+}
+
+/// Where a route leads. A default route names no destination.
+fn destination_of(route: &RouteMessage) -> Option<IpNet> {
+    let bits = route.header.destination_prefix_length;
+    let address = match (destination_address(route), route.header.address_family) {
+        (Some(address), _) => address,
+        (None, AddressFamily::Inet) if bits == 0 => Ipv4Addr::UNSPECIFIED.into(),
+        (None, AddressFamily::Inet6) if bits == 0 => Ipv6Addr::UNSPECIFIED.into(),
+        (None, _) => return None,
+    };
+    IpNet::new(address, bits).ok()
 }
 
 fn gateway_of(route: &RouteMessage) -> Option<IpAddr> {

@@ -185,6 +185,59 @@ fn networks_behind_clients_are_routed_and_other_routes_to_them_stay() {
 }
 
 #[test]
+fn a_network_behind_a_client_takes_no_route_of_the_host_whatever_its_metric() {
+    on_a_host(|| async {
+        let _ends = host();
+        run("ip", &["link", "add", "lan0", "type", "bridge"]);
+        run("ip", &["link", "set", "lan0", "up"]);
+        for to in ["192.168.8.0/24", "default"] {
+            run("ip", &["route", "add", to, "dev", "lan0", "metric", "100"]);
+        }
+        run("ip", &["-6", "route", "add", "fd08::/64", "dev", "lan0", "metric", "2000"]);
+        let kernel = Kernel::new().unwrap();
+        let mut spec = clients(&["10.32.0.50", "fd00::50"]);
+        kernel.ensure_clients(&spec).await.unwrap();
+        // An earlier daemon took the way to all addresses.
+        let by_client = ["via", "10.32.0.50", "dev", ROUTED, "proto", "87"];
+        run("ip", &[&["route", "add", "default"][..], &by_client].concat());
+        for (network, by) in [
+            ("0.0.0.0/0", "10.32.0.50"),
+            ("192.168.7.0/24", "10.32.0.50"),
+            ("192.168.8.0/24", "10.32.0.50"),
+            ("::/0", "fd00::50"),
+            ("fd08::/64", "fd00::50"),
+        ] {
+            spec.networks.insert(network.parse().unwrap(), by.parse().unwrap());
+        }
+        let left_out = kernel.ensure_clients(&spec).await.unwrap();
+        let left_out: Vec<String> = left_out.iter().map(ToString::to_string).collect();
+        assert_eq!(left_out, ["0.0.0.0/0", "192.168.8.0/24", "::/0", "fd08::/64"]);
+        for (to, device) in [
+            ("192.168.7.9", ROUTED),
+            ("192.168.8.9", "lan0"),
+            ("203.0.113.9", "lan0"),
+            ("fd08::9", "lan0"),
+        ] {
+            let route = json("ip", &["-j", "route", "get", to]);
+            assert_eq!(route[0]["dev"], device, "{route}");
+        }
+        // Another program's route to a network that a client has already.
+        run("ip", &["route", "add", "192.168.7.0/24", "dev", "lan0", "metric", "100"]);
+        let left_out = kernel.ensure_clients(&spec).await.unwrap();
+        assert!(left_out.contains(&net("192.168.7.0/24")), "{left_out:?}");
+        let route = json("ip", &["-j", "route", "get", "192.168.7.9"]);
+        assert_eq!(route[0]["dev"], "lan0", "{route}");
+        spec.networks.clear();
+        assert!(kernel.ensure_clients(&spec).await.unwrap().is_empty());
+        for (family, client) in [("-4", "10.32.0.50"), ("-6", "fd00::50")] {
+            let routes = json("ip", &["-j", family, "route", "show", "proto", "87"]);
+            assert_eq!(routes.as_array().unwrap().len(), 1, "{routes}");
+            assert_eq!(routes[0]["dst"], client, "{routes}");
+        }
+    });
+}
+
+#[test]
 fn clients_reach_their_network_and_nothing_else() {
     on_a_host(|| async {
         let (_container, client) = host();
