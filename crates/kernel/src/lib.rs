@@ -49,7 +49,7 @@ pub use self::{
         addresses::DeviceAddresses,
         attach::{AttachSpec, Attached, Attachment, CONTAINER_MTU_MIN, DIRECT_LOCAL_NAME},
         bridge::{BridgeSpec, PortSpec},
-        clients::{ClientsChange, ClientsSpec},
+        clients::{ClientsChange, ClientsSpec, LeftOut},
         devices::{CLIENTS_DEVICE, NetworkDevices},
         ipv6::{NoIpv6, open_settings, settings_mount},
         link::{DEVICE_ALIAS, DEVICE_GROUP},

@@ -65,12 +65,21 @@ pub struct ClientsChange {
     pub source: Option<Ipv4Addr>,
 }
 
+/// What is not routed to clients, since the host has another route there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Addresses of clients. The host answers for none of them, and reaches no network behind them.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Networks behind other clients.
+    pub networks: Vec<IpNet>,
+}
+
 impl Kernel {
     /// Makes these clients, and no others, neighbours of the network: switches the device on, routes each address to
     /// it, and has the host's interface answer for each at once. Weft's routes and entries for other addresses go.
     ///
-    /// Returns the networks behind clients to which the host has another route already, of any metric: that one stays,
-    /// and is the best. All addresses (a prefix length of 0) are never a client's.
+    /// Returns the addresses and networks to which the host has another route already: that one stays. For a network
+    /// behind a client that is one of any metric. All addresses (a prefix length of 0) are never behind a client.
     ///
     /// Only these two devices pass packets on. Linux knows no such switch for IPv6: its packets are passed on where
     /// [`Kernel::forwarding`] says so.
@@ -78,7 +87,7 @@ impl Kernel {
     /// # Errors
     /// [`KernelError::LinkMissing`] if a device is not there, [`KernelError::NameTaken`] if it is another program's,
     /// or the kernel's refusal.
-    pub async fn ensure_clients(&self, spec: &ClientsSpec) -> Result<Vec<IpNet>, KernelError> {
+    pub async fn ensure_clients(&self, spec: &ClientsSpec) -> Result<LeftOut, KernelError> {
         let _one = self.inner.reconcile.lock().await;
         let socket = self.socket();
         let device = socket.need_link(&spec.device).await?;
@@ -100,18 +109,24 @@ impl Kernel {
         }
         // Nobody is told of a client that cannot be reached yet.
         let through = Through { device: &device, source: spec.source };
-        socket.set_client_routes(through, &spec.addresses).await?;
-        let left_out = socket.set_networks_behind(through, &spec.networks).await?;
-        socket.set_answered(&exposed, &spec.addresses).await?;
-        Ok(left_out)
+        let left_out = socket.set_client_routes(through, &spec.addresses).await?;
+        let reached: BTreeSet<IpAddr> = spec.addresses.difference(&left_out).copied().collect();
+        // The kernel takes no route by a client that it has no route to.
+        let behind = spec.networks.iter().filter(|(_, client)| !left_out.contains(*client));
+        let behind = behind.map(|(network, client)| (network.trunc(), *client)).collect();
+        let networks = socket.set_networks_behind(through, behind).await?;
+        socket.set_answered(&exposed, &reached).await?;
+        Ok(LeftOut { addresses: left_out, networks })
     }
 
     /// Takes some clients in and lets others go, without a look at all others: its cost does not grow with their
     /// number. Routes and entries that another program has removed or made are not repaired.
     ///
+    /// Returns the new addresses to which the host has another route already.
+    ///
     /// # Errors
     /// As [`Self::ensure_clients`].
-    pub async fn change_clients(&self, change: &ClientsChange) -> Result<(), KernelError> {
+    pub async fn change_clients(&self, change: &ClientsChange) -> Result<LeftOut, KernelError> {
         let _one = self.inner.reconcile.lock().await;
         let socket = self.socket();
         let device = socket.need_link(&change.device).await?;
@@ -124,8 +139,10 @@ impl Kernel {
         }
         // Nobody is told of a client that cannot be reached yet.
         let through = Through { device: &device, source: change.source };
-        socket.change_client_routes(through, (&change.new, &change.gone)).await?;
-        socket.change_answered(&exposed, (&change.new, &change.gone)).await
+        let left_out = socket.change_client_routes(through, (&change.new, &change.gone)).await?;
+        let reached: BTreeSet<IpAddr> = change.new.difference(&left_out).copied().collect();
+        socket.change_answered(&exposed, (&reached, &change.gone)).await?;
+        Ok(LeftOut { addresses: left_out, networks: Vec::new() })
     }
 
     /// Ends what [`Self::ensure_clients`] has set up on the host's own interface, if that is there. The routes go with
@@ -153,12 +170,13 @@ impl Kernel {
 }
 
 impl Socket {
-    /// Routes these addresses to a device; Weft's other host routes to it go.
+    /// Routes these addresses to a device; Weft's other host routes to it go. Returns those that the host has another
+    /// route to.
     async fn set_client_routes(
         &self,
         through: Through<'_>,
         wanted: &BTreeSet<IpAddr>,
-    ) -> Result<(), KernelError> {
+    ) -> Result<BTreeSet<IpAddr>, KernelError> {
         let device = through.device;
         let mut present = BTreeSet::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -174,7 +192,7 @@ impl Socket {
         &self,
         through: Through<'_>,
         (new, gone): (&BTreeSet<IpAddr>, &BTreeSet<IpAddr>),
-    ) -> Result<(), KernelError> {
+    ) -> Result<BTreeSet<IpAddr>, KernelError> {
         let device = through.device;
         let gone = gone.iter().map(|address| {
             let route = RouteNetlinkMessage::DelRoute(client_route(through, *address));
@@ -193,7 +211,7 @@ impl Socket {
     async fn set_networks_behind(
         &self,
         through: Through<'_>,
-        wanted: &BTreeMap<IpNet, IpAddr>,
+        wanted: BTreeSet<(IpNet, IpAddr)>,
     ) -> Result<Vec<IpNet>, KernelError> {
         let device = through.device;
         let (mut present, mut others) = (BTreeSet::new(), BTreeSet::new());
@@ -205,8 +223,7 @@ impl Socket {
         // The kernel refuses a second route of the same metric alone. An IPv4 route of Weft's has none, and would come
         // before those that have one.
         let (left_out, wanted): (BTreeSet<(IpNet, IpAddr)>, BTreeSet<_>) = wanted
-            .iter()
-            .map(|(network, client)| (network.trunc(), *client))
+            .into_iter()
             .partition(|(network, _)| network.prefix_len() == 0 || others.contains(network));
         let mut left_out: Vec<IpNet> = left_out.into_iter().map(|(network, _)| network).collect();
         // One network may go from one client to another.
@@ -264,27 +281,30 @@ impl Socket {
             (*address, entry, NLM_F_CREATE)
         });
         let doing = |address| format!("answer for {address} on device {}", device.name);
-        self.reconcile(gone.chain(new).collect(), doing).await
+        self.reconcile(gone.chain(new).collect(), doing).await.map(|_| ())
     }
 
-    /// Sends changes, each for an address. One that has gone by itself is no error.
+    /// Sends changes, each for an address. One that has gone by itself is no error. Returns the addresses of those that
+    /// are to be made, and are there as another program's.
     async fn reconcile(
         &self,
         changes: Vec<(IpAddr, RouteNetlinkMessage, u16)>,
         doing: impl Fn(IpAddr) -> String,
-    ) -> Result<(), KernelError> {
+    ) -> Result<BTreeSet<IpAddr>, KernelError> {
         let addresses: Vec<IpAddr> = changes.iter().map(|(address, ..)| *address).collect();
         let requests = changes.into_iter().map(|(_, message, flags)| (message, flags)).collect();
         let answers = self.change_all(requests).await;
         let answers = answers.map_err(|error| error.while_doing("set up clients"))?;
         let is_gone = |error: &RequestError| error.is(Errno::SRCH) || error.is(Errno::NOENT);
+        let mut taken = BTreeSet::new();
         for (address, answer) in addresses.into_iter().zip(answers) {
             match answer {
+                Err(error) if error.is(Errno::EXIST) => _ = taken.insert(address),
                 Err(error) if !is_gone(&error) => return Err(error.while_doing(doing(address))),
                 _ => {}
             }
         }
-        Ok(())
+        Ok(taken)
     }
 
     async fn proxies(&self, family: AddressFamily) -> Result<Vec<NeighbourMessage>, KernelError> {

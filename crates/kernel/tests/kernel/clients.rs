@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use weft_kernel::{
-    ClientRules, ClientWays, ClientsChange, ClientsSpec, DEVICE_GROUP, Kernel, KernelError,
+    ClientRules, ClientWays, ClientsChange, ClientsSpec, DEVICE_GROUP, Kernel, KernelError, LeftOut,
 };
 
 use crate::lab::{
@@ -152,7 +152,7 @@ fn networks_behind_clients_are_routed_and_other_routes_to_them_stay() {
         behind("fd07::/64", "fd00::50");
         spec.source = Some("10.32.0.1".parse().unwrap());
         let left_out = kernel.ensure_clients(&spec).await.unwrap();
-        assert_eq!(left_out, ["192.168.8.0/24".parse().unwrap()]);
+        assert_eq!(left_out.networks, [net("192.168.8.0/24")]);
         let ping = || {
             let mut ping = std::process::Command::new("ping");
             ping.args(["-c", "1", "-W", "1", "192.168.7.1"]).output().unwrap().status.success()
@@ -210,7 +210,7 @@ fn a_network_behind_a_client_takes_no_route_of_the_host_whatever_its_metric() {
             spec.networks.insert(network.parse().unwrap(), by.parse().unwrap());
         }
         let left_out = kernel.ensure_clients(&spec).await.unwrap();
-        let left_out: Vec<String> = left_out.iter().map(ToString::to_string).collect();
+        let left_out: Vec<String> = left_out.networks.iter().map(ToString::to_string).collect();
         assert_eq!(left_out, ["0.0.0.0/0", "192.168.8.0/24", "::/0", "fd08::/64"]);
         for (to, device) in [
             ("192.168.7.9", ROUTED),
@@ -224,16 +224,65 @@ fn a_network_behind_a_client_takes_no_route_of_the_host_whatever_its_metric() {
         // Another program's route to a network that a client has already.
         run("ip", &["route", "add", "192.168.7.0/24", "dev", "lan0", "metric", "100"]);
         let left_out = kernel.ensure_clients(&spec).await.unwrap();
-        assert!(left_out.contains(&net("192.168.7.0/24")), "{left_out:?}");
+        assert!(left_out.networks.contains(&net("192.168.7.0/24")), "{left_out:?}");
         let route = json("ip", &["-j", "route", "get", "192.168.7.9"]);
         assert_eq!(route[0]["dev"], "lan0", "{route}");
         spec.networks.clear();
-        assert!(kernel.ensure_clients(&spec).await.unwrap().is_empty());
+        assert_eq!(kernel.ensure_clients(&spec).await.unwrap(), LeftOut::default());
         for (family, client) in [("-4", "10.32.0.50"), ("-6", "fd00::50")] {
             let routes = json("ip", &["-j", family, "route", "show", "proto", "87"]);
             assert_eq!(routes.as_array().unwrap().len(), 1, "{routes}");
             assert_eq!(routes[0]["dst"], client, "{routes}");
         }
+    });
+}
+
+#[test]
+fn a_client_whose_address_is_routed_elsewhere_holds_up_no_other() {
+    on_a_host(|| async {
+        let _ends = host();
+        run("ip", &["link", "add", "lan0", "type", "bridge"]);
+        run("ip", &["link", "set", "lan0", "up"]);
+        run("ip", &["route", "add", "10.32.0.51", "dev", "lan0"]);
+        run("ip", &["-6", "route", "add", "fd00::51", "dev", "lan0"]);
+        let kernel = Kernel::new().unwrap();
+        let mut spec = clients(&["10.32.0.50", "10.32.0.51", "fd00::50", "fd00::51"]);
+        for (network, by) in [("192.168.7.0/24", "10.32.0.50"), ("192.168.8.0/24", "10.32.0.51")] {
+            spec.networks.insert(network.parse().unwrap(), by.parse().unwrap());
+        }
+        let taken = clients(&["10.32.0.51", "fd00::51"]).addresses;
+        let left_out = LeftOut { addresses: taken, networks: Vec::new() };
+        assert_eq!(kernel.ensure_clients(&spec).await.unwrap(), left_out);
+        assert_eq!(answered(), ["10.32.0.50", "fd00::50"], "only for what it passes on");
+        let leads = |to: &str, device: &str| {
+            let route = json("ip", &["-j", "route", "get", to]);
+            assert_eq!(route[0]["dev"], device, "{route}");
+        };
+        for address in ["10.32.0.50", "192.168.7.9", "fd00::50"] {
+            leads(address, ROUTED);
+        }
+        leads("10.32.0.51", "lan0");
+        let change = |new: &[&str], gone: &[&str]| ClientsChange {
+            device: ROUTED.into(),
+            exposed: EXPOSED.into(),
+            new: clients(new).addresses,
+            gone: clients(gone).addresses,
+            source: None,
+        };
+        // They are refused and go, and one comes again beside a third.
+        let gone = kernel.change_clients(&change(&[], &["10.32.0.51", "fd00::51"])).await.unwrap();
+        assert_eq!(gone, LeftOut::default());
+        let new = change(&["10.32.0.51", "10.32.0.52"], &[]);
+        let left_out = kernel.change_clients(&new).await.unwrap();
+        assert_eq!(left_out.addresses, clients(&["10.32.0.51"]).addresses);
+        assert_eq!(answered(), ["10.32.0.50", "10.32.0.52", "fd00::50"]);
+        leads("10.32.0.51", "lan0");
+        leads("10.32.0.52", ROUTED);
+        // The other program's route goes.
+        run("ip", &["route", "del", "10.32.0.51", "dev", "lan0"]);
+        spec.addresses = clients(&["10.32.0.50", "10.32.0.51", "fd00::50"]).addresses;
+        assert_eq!(kernel.ensure_clients(&spec).await.unwrap(), LeftOut::default());
+        leads("192.168.8.9", ROUTED);
     });
 }
 

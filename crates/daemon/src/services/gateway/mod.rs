@@ -36,10 +36,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ipnet::IpNet;
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_api::{ApiError, ErrorKind, ServeRequest, VpnClient};
-use weft_kernel::{CLIENTS_DEVICE, ClientRules, ClientWays, ClientsSpec, Kernel, KernelError};
+use weft_kernel::{
+    CLIENTS_DEVICE, ClientRules, ClientWays, ClientsSpec, Kernel, KernelError, LeftOut,
+};
 
 use self::authority::Authority;
 use self::certificates::{AUTHORITY_FILE, no_authority, refusal};
@@ -304,7 +305,7 @@ impl Gateway {
         &self,
         spec: &ClientsSpec,
         ways: Option<&ClientWays>,
-    ) -> Result<Vec<IpNet>, KernelError> {
+    ) -> Result<LeftOut, KernelError> {
         if let Some(ways) = ways {
             self.rules.lock().await.set(CLIENTS_DEVICE, &spec.exposed, ways).await?;
         }

@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use tokio::task::JoinError;
-use weft_kernel::{CLIENTS_DEVICE, ClientsChange, ClientsSpec, KernelError};
+use weft_kernel::{CLIENTS_DEVICE, ClientsChange, ClientsSpec, KernelError, LeftOut};
+use weft_openvpn::messages::AuthFailure;
 
 use super::{Serving, failed};
-use crate::services::gateway::client::Stage;
+use crate::services::gateway::client::{Stage, Todo};
 use crate::services::gateway::device::MTU;
 
+/// What a refused client shows to its user.
+const ROUTED_ELSEWHERE: &str = "The gateway's host has another route to this client's address";
 /// How often all of the host's routes for clients are looked at, in seconds: another program may remove them.
 const LOOK_S: u64 = 30;
 /// The shortest time between two such looks, in seconds. Its cost grows with the number of clients; between two looks
@@ -25,8 +28,8 @@ const GATHER_MS: u64 = 5;
 
 /// Clients that waited for it, and whether the host is set up for them.
 pub(super) type Routed = Result<Routing, JoinError>;
-/// Clients, and the networks behind them that another program has routed elsewhere.
-pub(super) type Routing = (Vec<u32>, Result<Vec<IpNet>, KernelError>);
+/// Clients, and what another program has routed elsewhere.
+pub(super) type Routing = (Vec<u32>, Result<LeftOut, KernelError>);
 
 /// Whether the rules are looked at as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,10 +168,7 @@ impl Serving {
         } else {
             let change = ClientsChange { device, exposed, new, gone, source };
             let kernel = gateway.kernel.clone();
-            self.routing.spawn(async move {
-                let changed = kernel.change_clients(&change).await;
-                (waiting, changed.map(|()| Vec::new()))
-            });
+            self.routing.spawn(async move { (waiting, kernel.change_clients(&change).await) });
         }
     }
 
@@ -205,11 +205,19 @@ impl Serving {
     pub(super) fn handle_routed(&mut self, routed: Routed) -> Result<(), String> {
         let (waiting, result) = routed.map_err(|error| failed(&error))?;
         match result {
-            Ok(left_out) => {
-                for network in left_out {
+            Ok(LeftOut { addresses, networks }) => {
+                for network in networks {
                     tracing::warn!(%network, "not routed to its client: this host has another route there");
                 }
-                waiting.into_iter().for_each(|number| self.let_in(number));
+                for address in &addresses {
+                    tracing::warn!(%address, "not routed to its client: this host has another route there");
+                }
+                for number in waiting {
+                    match self.has_one_of(number, &addresses) {
+                        true => self.refuse_unrouted(number),
+                        false => self.let_in(number),
+                    }
+                }
                 self.routes.finish(Instant::now());
                 Ok(())
             }
@@ -220,6 +228,19 @@ impl Serving {
                 Ok(())
             }
         }
+    }
+
+    /// Whether a client is to have one of these addresses.
+    fn has_one_of(&self, number: u32, addresses: &BTreeSet<IpAddr>) -> bool {
+        let known = self.clients.get(&number).and_then(|client| client.known());
+        known.is_some_and(|known| known.addresses.iter().any(|it| addresses.contains(it)))
+    }
+
+    /// Refuses a client whose packets would go elsewhere.
+    fn refuse_unrouted(&mut self, number: u32) {
+        self.count("routed_elsewhere");
+        self.leave(number);
+        self.ask(number, Todo::Deny(AuthFailure::Text(ROUTED_ELSEWHERE.into())));
     }
 }
 
