@@ -1,8 +1,10 @@
 //! Rules of an OpenVPN server for its clients.
 
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 
 use anyhow::ensure;
+use weft_bench::sandbox::try_wait_until;
 use weft_lab::net::gateway::{CONNECTED, Client, LIMIT, Machine, address_in};
 
 use crate::pki::Keys;
@@ -95,6 +97,49 @@ fn the_servers_rules_for_its_clients_hold() -> anyhow::Result<()> {
     one.refused(&erna, "AUTH_FAILED,The certificate is revoked")?;
     stage.host().weft_json(&["openvpn", "revoke", "alice"])?;
     one.refused(&alice, "AUTH_FAILED,The certificate is revoked")?;
+    Ok(())
+}
+
+/// Waits until the network behind a client is routed to this session of it.
+fn wait_behind(stage: &Stage, address: Ipv4Addr) -> anyhow::Result<()> {
+    let way = format!("via {address} ");
+    try_wait_until(&format!("192.168.7.0/24 {way}"), LIMIT, || {
+        let routes = stage.host().netns().ip("route show 192.168.7.0/24")?.success()?.stdout;
+        Ok(routes.contains(&way))
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_client_that_begins_anew_has_what_its_name_has_where_names_may_be_there_twice()
+-> anyhow::Result<()> {
+    let stage = Stage::new(Keys::Ecdsa)?;
+    let (one, two) = (stage.machine(1)?, stage.machine(2)?);
+    let fixed = Ipv4Addr::new(10, 8, 0, 50);
+    let file = format!("ifconfig-push {fixed} 255.255.255.0\niroute 192.168.7.0 255.255.255.0\n");
+    stage.write("ccd/dora", &file)?;
+    let dora = stage.profile("dora", "")?;
+    // The next process of a machine sends from the same port.
+    let text = std::fs::read_to_string(&dora)?;
+    std::fs::write(&dora, text.replace("\nnobind\n", "\nlport 4711\n"))?;
+    // No session ends by its silence meanwhile.
+    let server = SERVER.replace("keepalive 1 6", "keepalive 10 120");
+    stage.imported(&format!("{server}duplicate-cn\nroute 192.168.7.0 255.255.255.0\n"), &[])?;
+    stage.serve(&[])?;
+    let mut first = one.connect(&dora)?;
+    ensure!(first.address == fixed, "{}", first.pushed);
+    wait_behind(&stage, fixed)?;
+    first.process.kill();
+    let _again = one.connect(&dora)?;
+    let clients = stage.clients()?;
+    ensure!(clients.len() == 1 && clients[0]["addresses"][0] == "10.8.0.50", "{clients:?}");
+    wait_behind(&stage, fixed)?;
+    // The network follows the newest session, and goes back when that ends.
+    let mut other = two.connect(&dora)?;
+    ensure!(other.address != fixed, "{}", other.pushed);
+    wait_behind(&stage, other.address)?;
+    other.process.terminate(LIMIT)?;
+    wait_behind(&stage, fixed)?;
     Ok(())
 }
 

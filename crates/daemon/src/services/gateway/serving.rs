@@ -128,7 +128,7 @@ pub(super) struct Serving {
     given: JoinSet<(u32, Result<Vec<IpAddr>, String>)>,
     routing: JoinSet<Routing>,
     routes: Routes,
-    /// The clients that have shown who they are, by name.
+    /// The clients that have shown who they are, by name, the newest last.
     names: HashMap<String, Vec<u32>>,
     next: u32,
     /// Addresses of clients that are announced to the network in a moment.

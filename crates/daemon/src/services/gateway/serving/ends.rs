@@ -7,17 +7,45 @@ use crate::services::gateway::client::{Client, Stage};
 use crate::services::gateway::journal::Weight;
 use crate::services::gateway::sockets::Transport;
 
+/// Why a client is gone whose next session is there.
+const AGAIN: &str = "it has connected again";
+
 impl Serving {
-    pub(super) fn forget_others(&mut self, number: u32, name: &str) {
-        for other in self.named(name) {
-            if other != number && self.clients.get(&other).is_some_and(Client::is_peer) {
-                self.told(other, "it has connected again");
+    /// Where a name may have several sessions, ends those that come from the same place as a new one: their client has
+    /// begun anew, and gets what they had. Otherwise they end when the new one is let in.
+    pub(super) fn forget_earlier(&mut self, number: u32, name: &str) {
+        let client = self.clients.get(&number);
+        let is_new = |client: &&Client| matches!(client.stage, Stage::Handshake);
+        let Some(client) = client.filter(is_new).filter(|_| self.allows_duplicates()) else {
+            return;
+        };
+        let here = self.places.get(&(client.transport, client.address));
+        for other in here.cloned().unwrap_or_default() {
+            let known = self.clients.get(&other).and_then(|it| it.known());
+            if other != number && known.is_some_and(|known| known.login.name == name) {
+                self.told(other, AGAIN);
                 self.forget(other);
             }
         }
     }
 
-    /// The clients of a name.
+    pub(super) fn forget_others(&mut self, number: u32, name: &str) {
+        for other in self.named(name) {
+            if other != number && self.clients.get(&other).is_some_and(Client::is_peer) {
+                self.told(other, AGAIN);
+                self.forget(other);
+            }
+        }
+    }
+
+    /// The newest session of a name that the host is set up for, or is being set up for.
+    pub(super) fn newest(&self, name: &str) -> Option<u32> {
+        let is_set_up = |it: &Client| matches!(it.stage, Stage::Routing(_) | Stage::Peer { .. });
+        let its = self.names.get(name)?;
+        its.iter().rev().copied().find(|it| self.clients.get(it).is_some_and(is_set_up))
+    }
+
+    /// The clients of a name, in the order in which they have shown who they are.
     pub(super) fn named(&self, name: &str) -> Vec<u32> {
         self.names.get(name).cloned().unwrap_or_default()
     }

@@ -241,6 +241,7 @@ impl Serving {
         if let Some(why) = self.gateway.refusal_of(&identity.name) {
             return self.refuse(number, "client_refused", AuthFailure::Text(why.into()));
         }
+        self.forget_earlier(number, &identity.name);
         let (is_full, instance) =
             (self.is_full(&identity.name), self.free_instance(number, &identity.name));
         let Some(client) = self.clients.get_mut(&number) else { return };

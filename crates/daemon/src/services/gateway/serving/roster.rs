@@ -25,8 +25,8 @@ impl Serving {
     /// Lists the connected clients, once the device has told its counters.
     pub(super) fn roster(&self, reply: oneshot::Sender<Roster>) {
         let import = self.gateway.imported_now();
-        let networks = |name: &str, instance: u32| match &import {
-            Some(import) if instance == 1 => import.networks(name),
+        let networks = |number: u32, name: &str| match &import {
+            Some(import) if self.newest(name) == Some(number) => import.networks(name),
             _ => Vec::new(),
         };
         let entry = |(number, client): (&u32, &Client)| {
@@ -36,7 +36,7 @@ impl Serving {
                 name: known.login.name.clone(),
                 user: known.login.user.clone(),
                 addresses: known.addresses.clone(),
-                networks: networks(&known.login.name, known.instance),
+                networks: networks(*number, &known.login.name),
                 real_address: client.address,
                 link: Traffic::default(),
                 since: known.since,

@@ -180,16 +180,17 @@ impl Serving {
         }
     }
 
-    /// The networks behind the clients that there are, each with its client's address.
+    /// The networks behind the clients that there are, each with its client's address. Of several sessions of a name,
+    /// the newest has them.
     fn networks_behind(&self) -> BTreeMap<IpNet, IpAddr> {
         let mut behind = BTreeMap::new();
         let import = self.gateway.imported_now().filter(|import| import.has_networks());
         let Some(import) = import else { return behind };
-        for client in self.clients.values() {
+        for (number, client) in &self.clients {
             let (Stage::Routing(known) | Stage::Peer { known, .. }) = &client.stage else {
                 continue;
             };
-            if known.instance > 1 {
+            if self.newest(&known.login.name) != Some(*number) {
                 continue;
             }
             for network in import.networks(&known.login.name) {
