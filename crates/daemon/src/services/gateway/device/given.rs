@@ -79,7 +79,7 @@ enum Turn {
     Readable(io::Result<()>),
 }
 
-type Permit = Result<mpsc::OwnedPermit<Event>, mpsc::error::SendError<()>>;
+pub(super) type Permit = Result<mpsc::OwnedPermit<Event>, mpsc::error::SendError<()>>;
 
 /// Carries packets of the control channel until the peer goes or the connection is over.
 async fn carry(
@@ -94,7 +94,7 @@ async fn carry(
             biased;
             packet = packets.recv(), if waiting.is_none() => Turn::Send(packet),
             () = tokio::time::sleep(AGAIN), if waiting.is_some() => Turn::Again,
-            permit = telling.sender.clone().reserve_owned(), if told.is_some() => Turn::Room(permit),
+            permit = telling.room(), if told.is_some() => Turn::Room(permit),
             // One packet at a time: what comes too fast waits in the sender's system.
             readable = stream.readable(), if told.is_none() => Turn::Readable(readable),
         };

@@ -26,7 +26,7 @@ use weft_openvpn::device::{DeviceError, MTU_DEFAULT, Mode, PeerAttributes, PeerS
 use weft_openvpn::negotiation::DEFAULT_CIPHERS;
 use weft_openvpn::session::DataKeys;
 
-use self::given::Given;
+use self::given::{Given, Permit};
 use self::kernel::Followers;
 use self::reset_filter::ResetFilter;
 use self::totals::Totals;
@@ -36,6 +36,10 @@ use crate::dco::{DataDevice, DataDeviceError};
 
 /// Events of the device that wait for the service; more are dropped and counted.
 const EVENTS_MAX: usize = 8_192;
+/// Places of these that packets leave free for news of peers: a packet is sent again, and news is told once.
+const NEWS_PLACES: usize = 1_024;
+/// The pause before it is looked again whether there is room for a packet.
+const ROOM_PAUSE: Duration = Duration::from_millis(10);
 /// The MTU of clients' packets, in bytes.
 pub(super) const MTU: u16 = MTU_DEFAULT as u16;
 /// How long a new peer waits until the device has let go of an earlier one with its address.
@@ -129,9 +133,23 @@ impl Telling {
         if matches!(&event, Event::Packet { packet, .. } if self.resets.drops(packet)) {
             return;
         }
-        if self.sender.try_send(event).is_err() {
+        let has_room = !matches!(event, Event::Packet { .. }) || self.has_room();
+        if !has_room || self.sender.try_send(event).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Whether there is room for a packet.
+    fn has_room(&self) -> bool {
+        self.sender.capacity() > NEWS_PLACES
+    }
+
+    /// Waits until there is room for a packet.
+    async fn room(&self) -> Permit {
+        while !self.has_room() && !self.sender.is_closed() {
+            tokio::time::sleep(ROOM_PAUSE).await;
+        }
+        self.sender.clone().reserve_owned().await
     }
 }
 
@@ -413,4 +431,46 @@ fn attributes(new: &NewPeer) -> PeerAttributes {
         }
     }
     attributes
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use tokio::time::timeout;
+    use weft_openvpn::device::{DeletionReason, Notification};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_flood_of_packets_leaves_room_for_news_of_peers() {
+        let (sender, mut events) = mpsc::channel(EVENTS_MAX);
+        let resets = Arc::new(ResetFilter::new(Instant::now()));
+        let telling = Telling { sender, lost: Arc::default(), resets };
+        let source: SocketAddr = "192.0.2.1:1194".parse().unwrap();
+        for _ in 0..EVENTS_MAX {
+            let packet = vec![0];
+            telling.tell(Event::Packet { source, local: None, transport: 0, packet });
+        }
+        let lost = || telling.lost.load(Ordering::Relaxed);
+        assert_eq!(lost(), NEWS_PLACES as u64);
+        // The task of a connection waits as long.
+        assert!(timeout(Duration::ZERO, telling.room()).await.is_err());
+        for peer_id in 0..NEWS_PLACES as u32 {
+            let reason = DeletionReason::Expired;
+            telling.tell(Event::Notification(Notification::PeerDeleted { peer_id, reason }));
+        }
+        assert_eq!(lost(), NEWS_PLACES as u64, "no news");
+        let (mut packets, mut news) = (0, 0);
+        while let Ok(event) = events.try_recv() {
+            match event {
+                Event::Packet { .. } => packets += 1,
+                Event::Notification(_) => news += 1,
+            }
+        }
+        assert_eq!((packets, news), (EVENTS_MAX - NEWS_PLACES, NEWS_PLACES));
+        assert!(timeout(Duration::from_secs(10), telling.room()).await.unwrap().is_ok());
+        drop(events);
+        assert!(telling.room().await.is_err(), "the service has ended");
+    }
 }
