@@ -15,6 +15,8 @@ use crate::wrap::HEAD_BYTES;
 pub const CONTROL_BYTES_MAX: usize = 1_250;
 /// The most payload bytes of packets that wait for acknowledgements of others: two of the largest TLS records.
 pub(super) const OUTPUT_BYTES_MAX: usize = 64 * 1_024;
+/// The payload bytes from which on messages wait for acknowledgements. rustls refuses more than 64 KiB at once.
+const OUTPUT_FULL_BYTES: usize = 16 * 1_024;
 /// What a packet has beside its payload, at most: number of acknowledgements, these, session id, packet id.
 const FIELDS_BYTES: usize = HEAD_BYTES + 1 + PIGGYBACK_ACKS_MAX * 4 + 8 + 4;
 
@@ -109,6 +111,12 @@ impl KeyState {
     /// Bytes of TLS out of a packet.
     pub(super) fn receive(&mut self, bytes: &[u8]) -> Result<(), rustls::Error> {
         self.tls.receive(bytes, &mut self.plain)
+    }
+
+    /// Whether TLS is given another message.
+    pub(super) fn takes_messages(&mut self) -> bool {
+        self.tls.take_output(&mut self.output);
+        self.output.len() < OUTPUT_FULL_BYTES
     }
 
     /// Puts what TLS has to say into packets, as far as the window has room. `overhead` is what wraps a packet.

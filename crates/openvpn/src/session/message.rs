@@ -1,5 +1,6 @@
 //! What the two ends tell each other once TLS is up.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use zeroize::Zeroizing;
@@ -7,7 +8,7 @@ use zeroize::Zeroizing;
 use super::event::{EndReason, Event, SessionError};
 use super::key::Stage;
 use super::{MESSAGES_INTERVAL_S, MESSAGES_MAX, MESSAGES_TAKEN_MAX, Role, Session};
-use crate::messages::{Message, MessageReader, PushCollector};
+use crate::messages::{Message, MessageReader, PUSH_BYTES_MAX, PushCollector};
 
 /// How long a client waits for the options before it asks for them, in seconds, as OpenVPN does.
 const PUSH_REQUEST_FIRST_S: u64 = 1;
@@ -15,6 +16,8 @@ const PUSH_REQUEST_FIRST_S: u64 = 1;
 const PUSH_REQUEST_S: u64 = 5;
 /// How long a server passes over further requests, in seconds: its reply cannot be lost.
 const PUSH_REPLY_S: u64 = 30;
+/// Messages that a client takes with its options, beside others: twice as many as the most options fill.
+const PUSH_PARTS_MAX: u32 = (PUSH_BYTES_MAX / 512) as u32;
 
 /// How far the pushing of options has come.
 #[derive(Debug, Default)]
@@ -24,6 +27,8 @@ pub(super) struct Push {
     pub(super) is_requested: bool,
     /// Server: the messages that are sent when the client asks, as they go to TLS.
     pub(super) reply: Vec<Zeroizing<Vec<u8>>>,
+    /// Server: those of them that TLS has not got yet. The caller's messages come behind.
+    pub(super) waiting: VecDeque<Zeroizing<Vec<u8>>>,
     replied_at: Option<Instant>,
     /// When the interval began in which messages are counted, and how many came since.
     counted: Option<(Instant, u32)>,
@@ -46,7 +51,8 @@ impl Push {
         let counted = self.counted.filter(|(began, _)| now < *began + interval);
         let (began, count) = counted.unwrap_or((now, 0));
         self.counted = Some((began, count.saturating_add(1)));
-        let has_time = count < MESSAGES_TAKEN_MAX;
+        let parts = self.requests_at.map_or(0, |_| PUSH_PARTS_MAX);
+        let has_time = count < MESSAGES_TAKEN_MAX.saturating_add(parts);
         self.passed_over += u64::from(!has_time);
         has_time
     }
@@ -119,13 +125,14 @@ impl Session {
     pub(super) fn reply_to_push(&mut self, now: Instant) {
         let pause = Duration::from_secs(PUSH_REPLY_S);
         let is_again = self.push.replied_at.is_some_and(|at| now < at + pause);
-        if !self.push.is_requested || self.push.reply.is_empty() || is_again {
+        let is_under_way = !self.push.waiting.is_empty();
+        if !self.push.is_requested || self.push.reply.is_empty() || is_again || is_under_way {
             return;
         }
         if self.push.replied_at.replace(now).is_none() {
             self.events.push_back(Event::Connected);
         }
-        self.messages.extend(self.push.reply.iter().cloned());
+        self.push.waiting.extend(self.push.reply.iter().cloned());
     }
 
     fn handle_server_says(&mut self, now: Instant, message: Message) -> Result<(), EndReason> {
@@ -134,7 +141,7 @@ impl Session {
                 let is_awaited = self.push.requests_at.is_some();
                 if let Some(options) = self.push.collector.handle_part(part)? {
                     if is_awaited {
-                        self.push.requests_at = None;
+                        (self.push.requests_at, self.push.counted) = (None, None);
                         self.handle_options(now, options)?;
                     } else {
                         // Such as a new token behind a renewal.

@@ -505,10 +505,12 @@ impl Session {
         self.flush(now);
     }
 
-    /// Puts what waits into packets.
+    /// Puts what waits into packets. Messages go to TLS as acknowledgements come, since it seals them at once.
     fn flush(&mut self, now: Instant) {
         while self.current.stage >= Stage::Decision
-            && let Some(message) = self.messages.pop_front()
+            && self.current.takes_messages()
+            && let Some(message) =
+                self.push.waiting.pop_front().or_else(|| self.messages.pop_front())
         {
             if let Err(error) = self.current.tls.send(&message) {
                 return self.end(now, error.into());
@@ -527,6 +529,8 @@ impl Session {
         }
         self.over_at = Some(now + Duration::from_secs(LINGER_S));
         self.events.push_back(Event::Ended(reason));
+        // The last words do not wait behind them.
+        self.push.waiting.clear();
         self.flush(now);
     }
 

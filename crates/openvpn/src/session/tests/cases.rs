@@ -590,6 +590,52 @@ fn two_hundred_options_come_in_several_messages() {
     assert_eq!(net.client_said.pushed, options);
 }
 
+/// More than TLS takes at once.
+fn many_options() -> Vec<String> {
+    let route = |n: u32| format!("route 10.{}.{}.0 255.255.255.0", n / 256, n % 256);
+    (0..4_000).map(route).collect()
+}
+
+#[test]
+fn four_thousand_options_arrive_as_acknowledgements_come() {
+    for is_stream in [false, true] {
+        let mut net = Net::new(Setup { options: many_options(), is_stream, ..crypt() });
+        net.run_until_connected();
+        assert_eq!(net.client_said.pushed, many_options());
+        // What comes behind them is not passed over.
+        let (now, hello) = (net.now, Message::Info("hello".to_owned()));
+        net.server().send(now, &hello).unwrap();
+        assert!(net.run(MINUTE, |net| !net.client_said.messages.is_empty()));
+        assert_eq!(net.client_said.messages, [hello]);
+    }
+    for seed in 1..=4 {
+        let mut setup = Setup { options: many_options(), seed, mischief: 5, ..crypt() };
+        // Only the retransmissions count here, not the time that they may take.
+        for timing in [&mut setup.client_timing, &mut setup.server_timing] {
+            timing.hand_window = MINUTE * 60;
+            timing.renegotiate_after = None;
+        }
+        setup.gate.hand_window = MINUTE * 60;
+        let mut net = Net::new(setup);
+        assert!(net.run(MINUTE * 60, |net| net.client_said.is_connected), "seed {seed}");
+        assert_eq!(net.client_said.pushed, many_options(), "seed {seed}");
+    }
+}
+
+#[test]
+fn last_words_do_not_wait_behind_options() {
+    let mut net = Net::new(Setup { accepts: false, ..crypt() });
+    assert!(net.run(MINUTE, |net| !net.server_said.asked.is_empty()));
+    let now = net.now;
+    let accepted = Acceptance { options: many_options(), ..acceptance() };
+    net.server().accept(now, accepted).unwrap();
+    let halt = Message::Halt("gone".to_owned());
+    assert!(net.server().close(now, &halt));
+    assert!(net.run(MINUTE, |net| net.client_said.ended.is_some()));
+    assert_eq!(net.client_said.ended, Some(EndReason::Halt("gone".to_owned())));
+    assert!(!net.client_said.is_connected);
+}
+
 #[test]
 fn a_connected_session_is_quiet() {
     let mut net = Net::new(crypt());
