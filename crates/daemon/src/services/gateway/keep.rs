@@ -101,7 +101,7 @@ async fn serve_once(
     let mut tools = tools.start(gateway);
     let run = serving.run(Inputs { events, commands, wanted }, pulse);
     let ended = gateway.turns.watch(run).await;
-    serving.farewell();
+    serving.farewell().await;
     // Their socket and their file are free before the gateway serves again.
     tools.shutdown().await;
     ended.map_err(|error| ApiError::new(ErrorKind::Unavailable, error))

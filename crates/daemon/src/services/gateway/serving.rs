@@ -216,14 +216,15 @@ impl Serving {
         }
     }
 
-    /// Tells all clients to connect again, as the gateway ends.
-    pub(super) fn farewell(&mut self) {
+    /// Tells all clients to connect again, as the gateway ends. Waits a moment until connections have taken that.
+    pub(super) async fn farewell(&mut self) {
         let text = "the gateway ends".to_owned();
         let restart = Message::Restart { preserve: true, next_remote: true, text };
         let numbers: Vec<u32> = self.clients.keys().copied().collect();
         for number in numbers {
             self.ask(number, Todo::Close(restart.clone()));
         }
+        self.begun.streams.finish().await;
     }
 
     fn handle_event(&mut self, event: Event) -> Result<(), String> {

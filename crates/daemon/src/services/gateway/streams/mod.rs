@@ -32,6 +32,8 @@ const ORDERS_MAX: usize = 64;
 const EVENTS_MAX: usize = 256;
 /// The pause after a connection could not be taken, as for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long a gateway that ends waits until its connections have sent their last words.
+const FINISH_LIMIT: Duration = Duration::from_secs(1);
 /// The part of an IPv6 address that one origin has, in bits.
 const ORIGIN_BITS: u32 = 64;
 
@@ -306,6 +308,34 @@ impl Streams {
         connection.client
     }
 
+    /// Ends all connections once they have sent what is to be sent, or after a second. Nothing is told any more, and
+    /// those without a client are cut.
+    pub(super) async fn finish(&mut self) {
+        self.listeners.abort_all();
+        self.unproven = Unproven::default();
+        for connection in std::mem::take(&mut self.connections).into_values() {
+            if let (None, Holder::Task { task, .. }) = (connection.client, &connection.holder) {
+                task.abort();
+            }
+        }
+        let all_ended = async {
+            loop {
+                tokio::select! {
+                    ended = self.tasks.join_next() => {
+                        if ended.is_none() {
+                            return;
+                        }
+                    }
+                    // A task may wait until its news is taken.
+                    Some(_) = self.events.recv() => {}
+                }
+            }
+        };
+        if tokio::time::timeout(FINISH_LIMIT, all_ended).await.is_err() {
+            tracing::debug!(left = self.tasks.len(), "connections end without their last words");
+        }
+    }
+
     fn holder(&self, number: Number) -> Option<&Holder> {
         self.connections.get(&number).map(|connection| &connection.holder)
     }
@@ -501,6 +531,27 @@ mod tests {
             _ = streams.next() => panic!("told"),
         };
         assert_eq!(all, [0, 2, 0x30, 1, 0, 1, 0x28, 0, 2, 0x20, 7]);
+    }
+
+    #[tokio::test]
+    async fn last_words_arrive_before_all_ends() {
+        use std::io::Read;
+        let (mut streams, address) = streams();
+        let mut other = TcpStream::connect(address).unwrap();
+        let number = opened(&mut streams).await;
+        streams.set_client(number, 7);
+        // Nothing holds its end up.
+        let _silent = TcpStream::connect(address).unwrap();
+        opened(&mut streams).await;
+        assert_eq!(streams.send(number, &[0x28, 9]), Sent::Taken);
+        let reading = tokio::task::spawn_blocking(move || {
+            let mut all = Vec::new();
+            other.read_to_end(&mut all).map(|_| all)
+        });
+        streams.finish().await;
+        assert!(streams.tasks.is_empty(), "a connection has not ended");
+        drop(streams);
+        assert_eq!(reading.await.unwrap().unwrap(), [0, 2, 0x28, 9]);
     }
 
     #[tokio::test]
