@@ -144,6 +144,27 @@ fn a_client_that_begins_anew_has_what_its_name_has_where_names_may_be_there_twic
 }
 
 #[test]
+fn a_killed_daemon_leaves_no_answers_for_clients_on_any_network() -> anyhow::Result<()> {
+    let stage = Stage::new(Keys::Ecdsa)?;
+    let (host, machine) = (stage.host(), stage.machine(1)?);
+    stage.imported(SERVER, &[])?;
+    stage.serve(&[])?;
+    let alice = machine.connect(&stage.profile("alice", "")?)?;
+    let address = alice.address.to_string();
+    let is_answered = || {
+        let shown = host.netns().ip("neigh show proxy")?.success()?.stdout;
+        Ok(shown.split_whitespace().any(|word| word == address))
+    };
+    try_wait_until("the host to answer for the client", LIMIT, is_answered)?;
+    host.kill_daemon();
+    // The next one serves nobody.
+    std::fs::remove_file(host.state_directory().join("openvpn.json"))?;
+    host.start_daemon(&[])?;
+    try_wait_until("nobody to answer for the client", LIMIT, || Ok(!is_answered()?))?;
+    Ok(())
+}
+
+#[test]
 fn two_hundred_pushed_routes_arrive_and_the_pool_ends_with_a_reason() -> anyhow::Result<()> {
     let stage = Stage::new(Keys::Ecdsa)?;
     let (one, two) = (stage.machine(1)?, stage.machine(2)?);

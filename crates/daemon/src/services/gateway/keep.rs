@@ -7,6 +7,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
 use weft_api::{ApiError, ErrorKind};
+use weft_path::Vni;
 
 use super::journal::Weight;
 use super::serving::{Inputs, Serving};
@@ -47,6 +48,16 @@ pub(crate) async fn keep(gateway: Arc<Gateway>, pulse: Pulse) {
 }
 
 impl Gateway {
+    /// The network that was served, or all that this host holds. On one that it holds no more it has no interface.
+    fn to_tidy(&self, served: Option<&str>) -> Vec<Vni> {
+        let held = self.networks.held();
+        let held = held.borrow();
+        let others = held.iter().map(|held| (held.definition.name.as_str(), held.definition.vni));
+        let all = std::iter::once((NETWORK, Vni::WEFT)).chain(others);
+        let wanted = all.filter(|(name, _)| served.is_none_or(|served| served == *name));
+        wanted.map(|(_, vni)| vni).collect()
+    }
+
     /// Tells those who watch that the gateway serves no more, or not for now.
     fn note_end(&self, error: Option<&ApiError>) {
         match error {
@@ -107,17 +118,18 @@ async fn serve_once(
     ended.map_err(|error| ApiError::new(ErrorKind::Unavailable, error))
 }
 
-/// Ends what the gateway has set up on the host: on its interface on a network, or on that of network `weft`, where the
-/// last daemon may have left it. Weft's own device has gone with its owner; the kernel's is removed here.
-async fn tidy(gateway: &Gateway, network: Option<String>) {
+/// Ends what the gateway has set up on the host: on its interface on the network that was served, or on those on all
+/// networks, where the last daemon may have left it. Weft's own device has gone with its owner; the kernel's is removed
+/// here.
+async fn tidy(gateway: &Gateway, served: Option<String>) {
     gateway.unname_all();
     device::remove_leftover(&gateway.kernel).await;
-    let network = network.unwrap_or_else(|| NETWORK.to_owned());
-    let Ok(network) = gateway.networks.join(Some(&network)).await else { return };
-    if let Err(error) = gateway.kernel.forget_clients(&exposed_on(network.vni)).await {
-        tracing::warn!(%error, "cannot remove what answered for OpenVPN clients");
-    }
     if let Err(error) = gateway.rules.lock().await.remove().await {
         tracing::debug!(%error, "no rules for OpenVPN clients to remove");
+    }
+    for vni in gateway.to_tidy(served.as_deref()) {
+        if let Err(error) = gateway.kernel.forget_clients(&exposed_on(vni)).await {
+            tracing::warn!(%error, "cannot remove what answered for OpenVPN clients");
+        }
     }
 }
