@@ -159,6 +159,8 @@ pub struct Agreement {
     pub has_protocol_flags: bool,
     /// The client waits for its options without asking for them.
     pub pushes_unasked: bool,
+    /// The client reads what is behind AUTH_PENDING.
+    pub takes_keywords: bool,
     /// The client takes an MTU.
     pub takes_mtu: bool,
     /// The client must be told to frame its packets as if there were no compression.
@@ -224,6 +226,7 @@ pub fn negotiate(policy: &ServerPolicy, client: &ClientMessage) -> Result<Agreem
         flags,
         has_protocol_flags,
         pushes_unasked: proto.has(IvProto::REQUEST_PUSH),
+        takes_keywords: proto.has(IvProto::AUTH_PENDING_KEYWORDS),
         takes_mtu: info.mtu().is_some_and(|mtu| mtu > 0),
         pushes_stub,
     })

@@ -37,7 +37,7 @@ fn a_stock_client_of_2_6_gets_the_first_cipher_of_the_server() {
     let info = "IV_VER=2.6.14\nIV_MTU=1600\nIV_NCP=2\nIV_PROTO=990\n\
         IV_CIPHERS=CHACHA20-POLY1305:AES-128-GCM:AES-256-GCM\n";
     let agreement = negotiate(&policy(), &client(OPTIONS, info)).unwrap();
-    assert!(agreement.pushes_unasked);
+    assert!(agreement.pushes_unasked && agreement.takes_keywords);
     assert_eq!(
         text_of(&agreement),
         [
@@ -72,6 +72,7 @@ fn clients_before_cipher_lists_are_served() {
     assert_eq!(agreement.cipher, DataCipher::Aes256Gcm);
     let ekm = client(OPTIONS, "IV_PROTO=14\nIV_CIPHERS=AES-256-GCM\n");
     let agreement = negotiate(&policy(), &ekm).unwrap();
+    assert!(agreement.pushes_unasked && !agreement.takes_keywords);
     assert_eq!(text_of(&agreement), ["peer-id 3", "cipher AES-256-GCM", "key-derivation tls-ekm"]);
 }
 

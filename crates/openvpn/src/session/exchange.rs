@@ -30,7 +30,7 @@ pub(super) struct Agreed {
     pub(super) peer: Option<PeerNumber>,
     pub(super) flags: ProtocolFlags,
     /// Server: the same, with what is to be pushed.
-    server: Option<Agreement>,
+    pub(super) server: Option<Agreement>,
 }
 
 impl Session {
@@ -107,14 +107,16 @@ impl Session {
     }
 
     /// Server: the decision takes longer, as a user has to do something. [`Session::send`] tells him what, by
-    /// [`Message::InfoPre`].
+    /// [`Message::InfoPre`]. A client that is not told the time waits as long as for a handshake.
     ///
     /// # Errors
     /// No client waits for this.
     pub fn pend(&mut self, now: Instant, timeout: Duration) -> Result<(), SessionError> {
         self.check_decision()?;
         self.current.deadline = now + timeout;
-        let timeout_s = u32::try_from(timeout.as_secs()).ok();
+        let agreement = self.agreed.as_ref().and_then(|agreed| agreed.server);
+        let takes_keywords = agreement.is_some_and(|agreement| agreement.takes_keywords);
+        let timeout_s = u32::try_from(timeout.as_secs()).ok().filter(|_| takes_keywords);
         self.send(now, &Message::AuthPending { timeout_s })
     }
 

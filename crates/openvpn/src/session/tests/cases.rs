@@ -139,6 +139,18 @@ fn a_client_waits_while_its_user_proves_himself() {
 }
 
 #[test]
+fn a_client_that_reads_no_keywords_is_told_no_time() {
+    let mut net = Net::new(Setup { accepts: false, ..Setup::default() });
+    assert!(net.run(MINUTE, |net| !net.server_said.asked.is_empty()));
+    let agreed = net.server().agreed.as_mut().unwrap();
+    agreed.server.as_mut().unwrap().takes_keywords = false;
+    let now = net.now;
+    net.server().pend(now, MINUTE * 5).unwrap();
+    assert!(net.run(MINUTE, |net| !net.client_said.messages.is_empty()));
+    assert_eq!(net.client_said.messages, [Message::AuthPending { timeout_s: None }]);
+}
+
+#[test]
 fn either_end_renews_keys_and_their_ids_go_round() {
     for setup in [Setup::default(), crypt(), Setup::with_crypt_v2()] {
         let mut net = Net::new(setup);
