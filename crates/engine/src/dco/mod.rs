@@ -108,6 +108,10 @@ struct Telling {
     events: Arc<dyn Fn(Event) + Send + Sync>,
     /// A key that no longer seals is still in its slot.
     key_spent: AtomicBool,
+    /// A peer has said that it leaves.
+    has_left: AtomicBool,
+    /// Those that have: id and number of each.
+    left: Mutex<Vec<(u32, u64)>>,
 }
 
 /// A running device. It is gone with this value, and its peers with it.
@@ -193,6 +197,26 @@ impl Telling {
         self.used_up(peer_id, key);
     }
 
+    /// A peer says that it leaves: the device's thread removes it.
+    #[cold]
+    fn leaves(&self, peer: &Peer) {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let its = (peer.id, peer.number);
+        if !left.contains(&its) {
+            left.push(its);
+        }
+        self.has_left.store(true, Ordering::Relaxed);
+    }
+
+    /// The peers that have said so since the last call.
+    fn take_left(&self) -> Vec<(u32, u64)> {
+        if !self.has_left.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        self.has_left.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *self.left.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// The key is used up one way or the other: told once.
     #[cold]
     fn used_up(&self, peer_id: u32, key: &Key) {
@@ -236,7 +260,12 @@ impl Device {
             tun,
             shared: RwLock::new(shared),
             carrier: Mutex::new(true),
-            telling: Telling { events, key_spent: AtomicBool::new(false) },
+            telling: Telling {
+                events,
+                key_spent: AtomicBool::new(false),
+                has_left: AtomicBool::new(false),
+                left: Mutex::default(),
+            },
             counters: WorkerCounters::default(),
             waker,
             stop: AtomicBool::new(false),
@@ -620,6 +649,13 @@ impl Shared {
         let index = self.peers.with_id(id);
         let peer = index.and_then(|index| self.peers.get(index));
         peer.is_some_and(|peer| peer.is_expired(now_ms)) && self.remove_peer(id).is_ok()
+    }
+
+    /// Removes the peer with this number; false if its id is another's by now, or nobody's.
+    fn remove_numbered(&mut self, id: u32, number: u64) -> bool {
+        let index = self.peers.with_id(id);
+        let peer = index.and_then(|index| self.peers.get(index));
+        peer.is_some_and(|peer| peer.number == number) && self.remove_peer(id).is_ok()
     }
 
     /// Lets a transport go unless peers are reached by it, or it is held.

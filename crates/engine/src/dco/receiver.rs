@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use weft_crypto::ovpn::OpenError;
 use weft_io::udp::RecvBatch;
-use weft_openvpn::data::{self, PeerNumber};
+use weft_openvpn::data::{self, Payload, PeerNumber};
 use weft_openvpn::{KeyId, Opcode};
 use weft_packet::ethernet;
 use weft_packet::split::FrameChecksum;
@@ -115,6 +115,8 @@ enum Opened {
     Frame(Range<usize>, u16),
     /// A sign of life.
     Ping,
+    /// Its sender leaves.
+    Exit,
     /// Of the control channel.
     Control,
 }
@@ -243,6 +245,7 @@ fn take<'a>(
             }
         }
         Ok(Opened::Ping) => env.counters.did(Work::Keepalives, 1),
+        Ok(Opened::Exit) => {}
         Ok(Opened::Control) => {
             let Arrival { source, local, transport, .. } = arrival;
             let packet = arena[range].to_vec();
@@ -291,7 +294,11 @@ fn open<'a>(
         return Ok(Opened::Ping);
     }
     received.inside.count(inside.len());
-    let frame_at = frame_of(packet, plain).ok_or(DropReason::BadInner)?;
+    let Some(frame_at) = frame_of(packet, plain.clone()) else {
+        let start = plain.start.max(ethernet::LEN);
+        let inside = packet.get(start..start + plain.len()).unwrap_or_default();
+        return no_frame(telling, peer, inside);
+    };
     let frame = &packet[frame_at.clone()];
     let source = address(frame, Field::Source).ok_or(DropReason::BadInner)?;
     if *allowed != Some(source) {
@@ -336,6 +343,18 @@ fn frame_of(packet: &mut [u8], plain: Range<usize>) -> Option<Range<usize>> {
     let (room, inside) = packet.split_at_mut_checked(start)?;
     let room = &mut room[start - ethernet::LEN..];
     framed::write_ethernet(room, inside).then_some(start - ethernet::LEN..end)
+}
+
+/// What an authentic packet says that is no IP packet. Clients of OpenVPN before 2.6 say so that they leave.
+#[cold]
+fn no_frame(telling: &Telling, peer: &Peer, inside: &[u8]) -> Result<Opened, DropReason> {
+    match Payload::of(inside) {
+        Payload::Occ(data::OCC_EXIT) => {
+            telling.leaves(peer);
+            Ok(Opened::Exit)
+        }
+        _ => Err(DropReason::BadInner),
+    }
 }
 
 /// The key with this id, its window for this thread alone.

@@ -203,6 +203,27 @@ fn a_key_that_has_sealed_all_it_may_is_told_and_leaves_its_slot() {
 }
 
 #[test]
+fn a_peer_that_says_that_it_leaves_is_gone_at_once() {
+    with_device(|device, told| {
+        let [here, there] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+        let to = here.local_addr().unwrap();
+        device.new_peer(here.into(), &peer(3, there.local_addr().unwrap().port())).unwrap();
+        device.new_key(&key(3)).unwrap();
+        // Other words of that kind mean nothing to a device.
+        for kind in [0, data::OCC_EXIT] {
+            let inside = [&data::OCC_MAGIC[..], &[kind]].concat();
+            there.send_to(&sealed(device, 3, &inside), to).unwrap();
+        }
+        let reason = DeletionReason::TransportDisconnect;
+        let gone = Notification::PeerDeleted { peer_id: 3, reason };
+        assert_eq!(told.recv_timeout(PATIENCE), Ok(Event::Notification(gone)));
+        assert_eq!(device.dropped(DropReason::BadInner), 1);
+        assert_eq!(device.peer(3).unwrap_err(), DeviceError::NoPeer(3));
+        assert!(told.try_recv().is_err(), "it is told once");
+    });
+}
+
+#[test]
 fn a_socket_that_is_held_is_read_before_and_after_its_peers() {
     with_device(|device, told| {
         let [here, there] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());

@@ -240,6 +240,16 @@ impl Worker {
         }
     }
 
+    /// Removes the peers that have said that they leave.
+    fn remove_left(&self) {
+        for (id, number) in self.common.telling.take_left() {
+            if self.common.write().remove_numbered(id, number) {
+                self.common.waker.wake();
+                self.common.peer_deleted(id, DeletionReason::TransportDisconnect);
+            }
+        }
+    }
+
     /// Sends the pings that are due and removes the peers that have expired.
     fn look_after_peers(&self) {
         let now_ms = self.common.now_ms();
@@ -352,6 +362,7 @@ impl Turns for DeviceTurns<'_> {
             wait_for_streams(poller, watched);
         }
         worker.remove_spent_keys();
+        worker.remove_left();
         Ok(ControlFlow::Continue(()))
     }
 }

@@ -13,7 +13,7 @@ pub enum DeletionReason {
     Expired,
     /// The bytes that came over its connection were no framing.
     TransportError,
-    /// Its connection, or the socket, was closed.
+    /// Its connection, or the socket, was closed; of Weft's own device, also that it has said that it leaves.
     TransportDisconnect,
 }
 
