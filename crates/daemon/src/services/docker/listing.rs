@@ -23,6 +23,8 @@ const ANSWER_LIMIT_MS: u64 = 5_000;
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 const LIMITS: HttpLimits =
     HttpLimits { wait: Duration::from_millis(ANSWER_LIMIT_MS), body_bytes: ANSWER_BYTES_MAX };
+/// Digits of a container's short id.
+const SHORT_ID_DIGITS: usize = 12;
 /// Options of Docker's IPAM that name Weft's network.
 const NETWORK_OPTIONS: [&str; 2] = ["network", "weft.network"];
 
@@ -251,7 +253,10 @@ fn aliases_in(found: Container, container: &str, endpoint: &str) -> Option<Vec<S
     let networks = found.settings?.networks?;
     let member = networks.into_values().find(|member| member.id == endpoint)?;
     let mut aliases = member.aliases.unwrap_or_default();
-    aliases.retain(|alias| !container.starts_with(alias.as_str()));
+    // A name that the id happens to begin with, as `db` or `cafe`, is one that somebody chose.
+    let is_short_id =
+        |alias: &String| alias.len() == SHORT_ID_DIGITS && container.starts_with(alias.as_str());
+    aliases.retain(|alias| !is_short_id(alias));
     Some(aliases)
 }
 
@@ -294,11 +299,12 @@ mod tests {
     #[test]
     fn aliases_are_those_of_the_endpoint_without_the_short_id() {
         let read =
-            |text: &str| aliases_in(serde_json::from_str(text).unwrap(), "0123456789abcdef", "e1");
-        let text = r#"{"Id":"0123456789abcdef","NetworkSettings":{"Networks":{
+            |text: &str| aliases_in(serde_json::from_str(text).unwrap(), "db3456789abcdef0", "e1");
+        let text = r#"{"Id":"db3456789abcdef0","NetworkSettings":{"Networks":{
             "other":{"EndpointID":"e0","Aliases":["front"]},
-            "weft":{"EndpointID":"e1","Aliases":["db","0123456789ab"]}}}}"#;
-        assert_eq!(read(text), Some(vec!["db".to_owned()]));
+            "weft":{"EndpointID":"e1","Aliases":["db","db3456789abc","db34","web"]}}}}"#;
+        // An alias that the id happens to begin with is a name all the same.
+        assert_eq!(read(text), Some(["db", "db34", "web"].map(str::to_owned).to_vec()));
         let none =
             r#"{"NetworkSettings":{"Networks":{"weft":{"EndpointID":"e1","Aliases":null}}}}"#;
         assert_eq!(read(none), Some(Vec::new()));
