@@ -1,9 +1,8 @@
 //! The task of the service: one loop over queries, answers of upstream servers, and changes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Read};
+use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,7 @@ use super::counters::Counter;
 use super::exchange::Exchange;
 use super::sockets::{Back, Heard, Incoming, Intake, Listener, ask, bind, listen};
 use super::throttle::{Rate, Throttle};
-use super::upstream::{RESOLV_CONF, RESOLV_CONF_BYTES_MAX, parse, usable};
+use super::upstream::{RESOLV_CONF, ResolvConf, usable};
 use super::waiting::{Waiter, Waiting};
 use super::zone::{Feed, NetworkInfo, Zone};
 use crate::core::control::{NamesSnapshot, NetworkNames, Request, sleep_until};
@@ -84,9 +83,6 @@ struct Built {
     took: Duration,
 }
 
-/// The marks by which a changed file is known: device, inode, length, time of change.
-type Mark = (u64, u64, u64, i64, i64);
-
 struct Server {
     names: Arc<Names>,
     control: mpsc::Sender<Request>,
@@ -109,7 +105,7 @@ struct Server {
     upstreams: Vec<SocketAddr>,
     /// The server to ask first, and until when.
     preferred: Option<(SocketAddr, Instant)>,
-    resolv_conf: Option<Mark>,
+    resolv_conf: ResolvConf,
     /// The input of the choice of servers: the configured ones, and this daemon's addresses.
     chosen_from: Option<(Vec<SocketAddr>, BTreeSet<SocketAddr>)>,
     /// A new zone is under way.
@@ -151,7 +147,7 @@ impl Server {
             marker,
             upstreams: Vec::new(),
             preferred: None,
-            resolv_conf: None,
+            resolv_conf: ResolvConf::default(),
             chosen_from: None,
             building: false,
             is_stale: true,
@@ -439,7 +435,7 @@ impl Server {
     /// Chooses the upstream servers anew if the file or this daemon's own addresses have changed.
     fn choose_upstreams(&mut self) {
         let servers = match self.names.upstreams.is_empty() {
-            true => self.read_resolv_conf(),
+            true => self.resolv_conf.look(interface_index),
             false => Some(self.names.upstreams.clone()),
         };
         let own: BTreeSet<SocketAddr> = self.open.keys().copied().collect();
@@ -467,24 +463,6 @@ impl Server {
             self.preferred = None;
         }
         self.chosen_from = Some((servers, own));
-    }
-
-    /// The servers of resolv.conf; `None`: the file is as it was.
-    fn read_resolv_conf(&mut self) -> Option<Vec<SocketAddr>> {
-        let mark = std::fs::metadata(RESOLV_CONF)
-            .ok()
-            .map(|it| (it.dev(), it.ino(), it.size(), it.mtime(), it.mtime_nsec()));
-        if mark.is_some() && mark == self.resolv_conf {
-            return None;
-        }
-        self.resolv_conf = mark;
-        let mut text = Vec::new();
-        let file = std::fs::File::open(RESOLV_CONF);
-        let read = file.and_then(|file| file.take(RESOLV_CONF_BYTES_MAX).read_to_end(&mut text));
-        if let Err(error) = read {
-            tracing::debug!(%error, "{RESOLV_CONF} cannot be read");
-        }
-        Some(parse(&text, interface_index))
     }
 }
 

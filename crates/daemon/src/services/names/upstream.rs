@@ -1,18 +1,72 @@
 //! The servers that know all other names: from the configuration, or from the host's resolv.conf.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::unix::fs::MetadataExt;
 
 use resolv_conf::{Config, ScopedIp};
 
 /// The host's list of servers.
 pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// The longest such file that is read, in bytes.
-pub(crate) const RESOLV_CONF_BYTES_MAX: u64 = 64 * 1024;
+const RESOLV_CONF_BYTES_MAX: u64 = 64 * 1024;
 /// Upstream servers that are used.
 pub(crate) const UPSTREAMS_MAX: usize = 8;
 /// The port of name servers.
 pub(crate) const DNS_PORT: u16 = 53;
+
+/// The marks by which a changed file is known: device, inode, length, time of change.
+type Mark = (u64, u64, u64, i64, i64);
+
+/// The host's resolv.conf, which is read again once it has changed.
+#[derive(Default)]
+pub(crate) struct ResolvConf {
+    /// Of the file as it was read last.
+    known: Option<Mark>,
+}
+
+impl ResolvConf {
+    /// Its servers; `None`: it is as it was, or cannot be read now. `scope` is that of [`parse`].
+    pub(crate) fn look(&mut self, scope: impl Fn(&str) -> Option<u32>) -> Option<Vec<SocketAddr>> {
+        let mark = std::fs::metadata(RESOLV_CONF)
+            .ok()
+            .map(|it| (it.dev(), it.ino(), it.size(), it.mtime(), it.mtime_nsec()));
+        let read = || -> io::Result<Vec<u8>> {
+            let mut text = Vec::new();
+            File::open(RESOLV_CONF)?.take(RESOLV_CONF_BYTES_MAX).read_to_end(&mut text)?;
+            Ok(text)
+        };
+        Some(parse(&self.changed(mark, read)?, scope))
+    }
+
+    /// The text of a file with this mark, if it is to be read and can be. One that is not there is empty.
+    fn changed(
+        &mut self,
+        mark: Option<Mark>,
+        read: impl FnOnce() -> io::Result<Vec<u8>>,
+    ) -> Option<Vec<u8>> {
+        if mark.is_some() && mark == self.known {
+            return None;
+        }
+        match read() {
+            Ok(text) => {
+                self.known = mark;
+                Some(text)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.known = None;
+                Some(Vec::new())
+            }
+            // The next look tries again.
+            Err(error) => {
+                tracing::debug!(%error, "{RESOLV_CONF} cannot be read");
+                None
+            }
+        }
+    }
+}
 
 /// The servers of a resolv.conf, in their order. Lines that cannot be read are left out. `scope` gives the index of
 /// an interface named behind a link-local address.
@@ -78,6 +132,23 @@ mod tests {
         let wanted = ["192.0.2.1:53", "[2001:db8::1]:53", "[fe80::1%3]:53", "[fe80::2%7]:53"];
         assert_eq!(parse(text, scope), addresses(&wanted));
         assert_eq!(parse(b"", scope), []);
+    }
+
+    #[test]
+    fn a_resolv_conf_that_cannot_be_read_is_read_at_the_next_look() {
+        let mut file = ResolvConf::default();
+        let (before, after) = (Some((1, 2, 3, 4, 5)), Some((1, 2, 3, 4, 6)));
+        let text = || -> io::Result<_> { Ok(b"nameserver 192.0.2.1\n".to_vec()) };
+        let fails = || Err(io::Error::other("no descriptor is left"));
+        for mark in [before, after] {
+            assert_eq!(file.changed(mark, fails), None);
+            assert_eq!(file.changed(mark, text), text().ok());
+            assert_eq!(file.changed(mark, || panic!("it is as it was")), None);
+        }
+        // One that is gone names none, and one that comes back is read, though it is the same.
+        let gone = || Err(io::Error::from(io::ErrorKind::NotFound));
+        assert_eq!(file.changed(None, gone), Some(Vec::new()));
+        assert_eq!(file.changed(after, text), text().ok());
     }
 
     #[test]
