@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use tokio::sync::Mutex;
 use weft_api::{ErrorKind, NetworkRemoveRequest};
 use weft_container::docker_plugin::{
     AddressRequest, Backend, BackendError, Link, LinkRequest, NetworkInfo, NetworkName,
@@ -16,6 +15,7 @@ use weft_kernel::KernelError;
 use weft_mesh::AddressError;
 use weft_path::Vni;
 
+use super::made::Made;
 use crate::core::control::Request;
 use crate::core::ranges::Ranges;
 use crate::services::attach::endpoints::is_plugin_owner;
@@ -26,8 +26,6 @@ use crate::upkeep::store::{Store, StoreError};
 
 /// The file of the promises made to Docker.
 pub(super) const FILE: &str = "docker.json";
-/// The file of the networks that were created for it.
-const MADE_FILE: &str = "docker-networks.json";
 
 /// The interval between two questions whether addresses can be given, in milliseconds.
 const READY_POLL_MS: u64 = 100;
@@ -38,9 +36,7 @@ pub(super) struct DaemonBackend {
     attachments: Arc<Attachments>,
     networks: Arc<Networks>,
     saving: Saving<State>,
-    /// The networks that were created for Docker: they go with Docker's.
-    made: Mutex<BTreeSet<NetworkName>>,
-    saving_made: Saving<BTreeSet<NetworkName>>,
+    made: Made,
 }
 
 impl DaemonBackend {
@@ -49,14 +45,8 @@ impl DaemonBackend {
         networks: Arc<Networks>,
         store: &Store,
     ) -> Result<Self, StoreError> {
-        let made = store.load(MADE_FILE)?.unwrap_or_default();
-        Ok(Self {
-            attachments,
-            networks,
-            saving: Saving::new(store.clone(), FILE),
-            made: Mutex::new(made),
-            saving_made: Saving::new(store.clone(), MADE_FILE),
-        })
+        let saving = Saving::new(store.clone(), FILE);
+        Ok(Self { attachments, networks, saving, made: Made::load(store)? })
     }
 
     async fn ranges(&self, vni: Vni) -> Result<Ranges, BackendError> {
@@ -86,12 +76,11 @@ impl DaemonBackend {
         }
         if !known.is_some_and(|network| network.created) {
             let new = (&ranges[..], internal.unwrap_or_default());
-            let created = self.networks.create_as(name.as_str(), new, &weft).await;
-            if created.map_err(|error| clash(error.error))? {
-                made.insert(name.clone());
-                let saved = self.saving_made.save(made.clone()).await;
-                saved.map_err(|error| failed("save the networks of Docker", &error.error))?;
-            }
+            let create = async {
+                let created = self.networks.create_as(name.as_str(), new, &weft).await;
+                created.map_err(|error| clash(error.error))
+            };
+            made.create(&name, create, self.may_be_created(&name)).await?;
         }
         drop(made);
         let network = self.network(&name).await?;
@@ -106,6 +95,14 @@ impl DaemonBackend {
             )));
         }
         Ok(info(name, own, &weft, true))
+    }
+
+    /// Whether a network was created on this host, as far as can be told.
+    async fn may_be_created(&self, name: &NetworkName) -> bool {
+        match self.networks.known(name.as_str()).await {
+            Ok(known) => known.is_some_and(|network| network.created),
+            Err(_) => true,
+        }
     }
 
     /// Claims an address of a part of the network's range.
@@ -208,9 +205,7 @@ impl Backend for DaemonBackend {
             }
             Err(error) => tracing::info!(network = %name, error = error.error, "network kept"),
         }
-        made.remove(&name);
-        let saved = self.saving_made.save(made.clone()).await;
-        saved.map_err(|error| failed("save the networks of Docker", &error.error))
+        made.remove(&name).await
     }
 
     async fn allocate(&self, request: AddressRequest) -> Result<IpAddr, BackendError> {

@@ -6,6 +6,7 @@
 mod backend;
 mod events;
 mod listing;
+mod made;
 mod socket;
 
 use std::os::fd::OwnedFd;
