@@ -1,5 +1,8 @@
 //! Addresses for containers, which the mesh gives.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 use tokio::sync::oneshot;
 use weft_api::ApiError;
@@ -8,7 +11,7 @@ use weft_path::Vni;
 
 use super::error::AttachError;
 use super::{Attachments, Inner, Saved, is_stopping};
-use crate::core::control::Request;
+use crate::core::control::{NamesSnapshot, Request};
 use crate::core::ranges::Ranges;
 
 /// The beginning of the owner of an OpenVPN client's addresses. The mesh keeps them for the client while it is away.
@@ -129,6 +132,17 @@ impl Attachments {
         let (reply, answer) = oneshot::channel();
         self.tell(Request::Allocations { reply }).await;
         answer.await.unwrap_or_default()
+    }
+
+    /// The addresses that linked hosts have announced, on all networks of this host.
+    pub(crate) async fn addresses_of_others(&self) -> BTreeSet<IpAddr> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(Request::Names { reply }).await;
+        let Ok(NamesSnapshot { networks, .. }) = answer.await else { return BTreeSet::new() };
+        let hosts = networks.into_iter().flat_map(|network| network.hosts);
+        let others = hosts.filter(|it| it.peer != self.local && it.unlinked_since.is_none());
+        let endpoints = others.flat_map(|host| host.endpoints);
+        endpoints.flat_map(|it| it.addresses).map(|net| net.addr()).collect()
     }
 
     /// The ranges of containers' addresses on a network; `None` if this host does not hold it, or the daemon stops.

@@ -312,6 +312,11 @@ impl Attachments {
         }
     }
 
+    /// This host.
+    pub(crate) const fn local(&self) -> PeerId {
+        self.local
+    }
+
     /// `weft ps`.
     pub(crate) async fn list(&self) -> Vec<Attachment> {
         let _ = tokio::time::timeout(START_PATIENCE, self.wait_restored()).await;

@@ -1,6 +1,6 @@
 //! The daemon as Docker's plugin sees it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use weft_mesh::AddressError;
 use weft_path::Vni;
 
 use super::made::Made;
+use super::part::{self, CLAIMS_MAX, Search, Step};
 use crate::core::control::Request;
 use crate::core::ranges::Ranges;
 use crate::services::attach::endpoints::is_plugin_owner;
@@ -29,8 +30,6 @@ pub(super) const FILE: &str = "docker.json";
 
 /// The interval between two questions whether addresses can be given, in milliseconds.
 const READY_POLL_MS: u64 = 100;
-/// Addresses of a part of a range (`--ip-range`) that are claimed in turn before it counts as full.
-const CLAIMS_MAX: usize = 64;
 
 pub(super) struct DaemonBackend {
     attachments: Arc<Attachments>,
@@ -109,19 +108,33 @@ impl DaemonBackend {
     async fn allocate_within(&self, request: &AddressRequest) -> Result<IpAddr, BackendError> {
         let vni = self.network(&request.allocator).await?.vni;
         let held = self.attachments.allocations().await.into_iter();
-        let taken: BTreeSet<IpAddr> =
-            held.filter(|held| held.vni == vni).map(|held| held.address).collect();
-        let free = request.range.hosts().filter(|address| !taken.contains(address));
-        let mut last = None;
-        for address in free.take(CLAIMS_MAX) {
-            match self.claim(request, address).await {
-                Err(BackendError::Taken { .. }) => {}
-                Err(error @ BackendError::Failed { .. }) => last = Some(error),
-                other => return other,
+        let own = held.filter(|held| held.vni == vni).map(|held| held.address).collect();
+        let place = match request.shared {
+            // Hosts keep the same one.
+            true => 0,
+            false => part::place_of(self.attachments.local(), request.range),
+        };
+        let mut search = Search::new(request.range, place, own);
+        let (mut is_told, mut last) = (false, None);
+        let failure = loop {
+            match search.step() {
+                Step::Claim(address) => match self.claim(request, address).await {
+                    Err(BackendError::Taken { .. }) if !is_told => {
+                        is_told = true;
+                        search.leave_out(self.attachments.addresses_of_others().await);
+                    }
+                    Err(BackendError::Taken { .. }) => {}
+                    Err(error @ BackendError::Failed { .. }) => last = Some(error),
+                    other => return other,
+                },
+                Step::Exhausted => {
+                    let (network, range) = (request.allocator.clone(), request.range);
+                    break BackendError::Exhausted { network, range };
+                }
+                Step::GivenUp => break given_up(request),
             }
-        }
-        let (network, range) = (request.allocator.clone(), request.range);
-        Err(last.unwrap_or(BackendError::Exhausted { network, range }))
+        };
+        Err(last.unwrap_or(failure))
     }
 
     async fn claim(
@@ -290,6 +303,17 @@ fn refusal(error: AttachError, request: &AddressRequest) -> BackendError {
         }
         AttachError::Address(AddressError::NotReady { why }) => BackendError::NotReady { why },
         error => failed("allocate an address", &error),
+    }
+}
+
+/// The refusal where other hosts had every address that was claimed.
+fn given_up(request: &AddressRequest) -> BackendError {
+    let AddressRequest { allocator, range, .. } = request;
+    BackendError::Failed {
+        what: format!("allocate an address in {range} of network {allocator}"),
+        why: format!(
+            "other hosts have the {CLAIMS_MAX} that were tried: give a free one by --ip, or create the network with another --ip-range"
+        ),
     }
 }
 

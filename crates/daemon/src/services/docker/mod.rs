@@ -7,6 +7,7 @@ mod backend;
 mod events;
 mod listing;
 mod made;
+mod part;
 mod socket;
 
 use std::os::fd::OwnedFd;
