@@ -79,7 +79,9 @@ fn a_restored_state_gives_nothing_and_takes_no_range_back() {
                 "seed {seed}: {why}"
             );
         }
-        let waiting = net.hosts[victim].mesh.as_ref().unwrap().ipam().waiting.unwrap();
+        let ipam = net.hosts[victim].mesh.as_ref().unwrap().ipam();
+        assert!(!ipam.may_pass, "a request waits in vain");
+        let waiting = ipam.waiting.unwrap();
         assert!(waiting.contains("older than the one known"), "status says it: {waiting}");
         for (at, before) in others.iter().zip(&owned) {
             assert_eq!(
@@ -128,6 +130,7 @@ fn the_newest_state_is_believed_after_a_reboot_with_others_or_alone() {
             net.blocked.extend([(0, 1), (1, 2)]);
         }
         restore(&mut net, 1, &disk, origin);
+        assert!(net.hosts[1].mesh.as_ref().unwrap().ipam().may_pass);
         let asked = net.now;
         net.attach(1, None);
         while net.hosts[1].attached.is_empty() {

@@ -50,6 +50,9 @@ pub struct IpamStatus {
     pub range6: Option<Ipv6Net>,
     /// The reason why this host owns no range or may not give from it, for the user.
     pub waiting: Option<String>,
+    /// Whether that may pass while a request for an address waits; else requests are refused at once, or the disk is
+    /// at fault.
+    pub may_pass: bool,
     /// Hosts that own ranges, this host first.
     pub owners: Vec<OwnerStatus>,
     /// Requests for addresses that wait.
@@ -167,6 +170,7 @@ impl Mesh {
             Some(saved) => saved.definition.range6,
             None => self.config.range6,
         };
+        let is_open = self.standing.is_sure() || self.standing.is_open();
         let missing = || network.is_none().then(|| self.reason_for_no_ranges(vni));
         IpamStatus {
             network,
@@ -174,6 +178,7 @@ impl Mesh {
             subnet: self.subnet(vni).unwrap_or(ledger.range),
             range6: network.map(|network| network.range6).or(range6),
             waiting: self.unsure().or_else(missing),
+            may_pass: is_open && self.storage.failure().is_none(),
             owners: local.into_iter().chain(others).collect(),
             tickets: self.pending.values().filter(|pending| pending.is_of(vni)).count(),
         }

@@ -2,20 +2,27 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use tokio::sync::oneshot;
-use weft_api::ApiError;
+use tokio::time::Instant;
+use weft_api::{ApiError, Attachment};
+use weft_mesh::limits::{ALLOCATION_WAIT_S, CLAIM_WAIT_S};
 use weft_mesh::{AddressError, Allocation};
 use weft_path::Vni;
 
 use super::error::AttachError;
-use super::{Attachments, Inner, Saved, is_stopping};
+use super::kept::GONE;
+use super::maker::Maker;
+use super::{Attachments, Inner, Locked, Saved, is_stopping};
 use crate::core::control::{NamesSnapshot, Request};
 use crate::core::ranges::Ranges;
 
 /// The beginning of the owner of an OpenVPN client's addresses. The mesh keeps them for the client while it is away.
 pub(crate) const CLIENT_OWNER: &str = "openvpn:";
+/// The interval between two questions whether addresses can be given, in milliseconds.
+const READY_POLL_MS: u64 = 100;
 
 impl Attachments {
     /// Allocates addresses for a container on its first attach, or additional ones. Returns all of them, and
@@ -120,11 +127,45 @@ impl Attachments {
     ) -> Result<Vec<IpNet>, AttachError> {
         // The lock is for those of ended containers alone. Without it many ask at once, and one write to the disk
         // answers them all.
-        if let Ok(given) = self.ask_for_addresses(owner, explicit).await? {
-            return Ok(given);
+        let error = match self.ask_for_addresses(owner, explicit).await? {
+            Ok(given) => return Ok(given),
+            Err(error) => error,
+        };
+        if !is_mended_by_one_gone(&error, owner.1, &self.shown.borrow()) {
+            return Err(error.into());
         }
         let mut inner = self.lock_for_request().await?;
         self.find_addresses(&mut inner, owner, explicit).await
+    }
+
+    /// Locks the attachments for a request for addresses of a network, which `needs` some unless it has them already.
+    /// Where this host has none to give yet, it waits before: nobody else can attach or detach under the lock.
+    ///
+    /// # Errors
+    /// None can be given within the time in which the mesh answers; or the daemon stops.
+    pub(super) async fn lock_for_addresses(
+        &self,
+        vni: Vni,
+        asked: &[IpNet],
+        needs: impl Fn(&Inner) -> bool + Send,
+    ) -> Result<Locked<'_>, AttachError> {
+        if self.delay(vni, asked).await.is_some() {
+            let inner = self.lock_for_request().await?;
+            let needs = needs(&inner);
+            drop(inner);
+            if needs {
+                let wait_s = if asked.is_empty() { ALLOCATION_WAIT_S } else { CLAIM_WAIT_S };
+                let limit = Duration::from_secs(wait_s);
+                wait_while(limit, || self.delay(vni, asked)).await?;
+            }
+        }
+        Ok(self.lock_for_request().await?)
+    }
+
+    /// What a request for addresses of a network waits for. Nothing once the daemon stops: then it is refused.
+    async fn delay(&self, vni: Vni, asked: &[IpNet]) -> Option<String> {
+        let ranges = self.ranges(vni).await.filter(|_| !self.inner.is_closed());
+        ranges.and_then(|ranges| ranges.delay(asked).map(str::to_owned))
     }
 
     /// The addresses that this host has allocated, with their owners.
@@ -150,5 +191,94 @@ impl Attachments {
         let (reply, answer) = oneshot::channel();
         self.tell(Request::Ranges { vni, reply }).await;
         answer.await.ok()
+    }
+}
+
+impl Inner {
+    /// Whether an attachment with this key needs addresses that it does not have.
+    pub(super) fn needs_addresses(&self, id: &str, asked: &[IpNet]) -> bool {
+        let saved = self.saved.get(id);
+        let has = saved.map(|saved| &saved.attachment.addresses[..]).unwrap_or_default();
+        match asked {
+            [] => has.is_empty(),
+            asked => asked.iter().any(|net| !has.contains(net)),
+        }
+    }
+}
+
+/// Whether a container of the network has ended whose addresses may go to another, and that helps.
+fn is_mended_by_one_gone(error: &AddressError, vni: Vni, shown: &[Attachment]) -> bool {
+    let is_gone = |it: &Attachment| {
+        it.state == GONE && it.made_by == Maker::Command.name() && it.vni == vni.0
+    };
+    matches!(error, AddressError::NoSpace { .. } | AddressError::Taken { .. })
+        && shown.iter().any(is_gone)
+}
+
+/// Waits until nothing delays a request; the refusal names what does so for too long.
+async fn wait_while<F>(limit: Duration, delay: impl Fn() -> F) -> Result<(), AddressError>
+where
+    F: Future<Output = Option<String>>,
+{
+    let until = Instant::now() + limit;
+    while let Some(why) = delay().await {
+        if Instant::now() >= until {
+            return Err(AddressError::NotReady { why });
+        }
+        tokio::time::sleep(Duration::from_millis(READY_POLL_MS)).await;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::future::ready;
+
+    use super::*;
+    use crate::services::attach::kept::{ATTACHED, FAILED};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_waits_until_addresses_can_be_given_but_not_for_ever() {
+        let limit = Duration::from_secs(ALLOCATION_WAIT_S);
+        let begun = Instant::now();
+        let why = || Some("waiting for a link with h1".to_owned());
+        let for_a_while = || ready(why().filter(|_| begun.elapsed() < limit / 2));
+        wait_while(limit, for_a_while).await.unwrap();
+        assert!(begun.elapsed() >= limit / 2 && begun.elapsed() < limit, "{:?}", begun.elapsed());
+        let begun = Instant::now();
+        let refused = wait_while(limit, || ready(why())).await.unwrap_err();
+        assert_eq!(refused, AddressError::NotReady { why: why().unwrap() });
+        assert!(begun.elapsed() >= limit && begun.elapsed() < 2 * limit, "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn only_a_lack_that_a_container_which_is_gone_can_mend_leads_to_the_lock() {
+        let shown = |state: &str, made_by: &str, vni: u32| -> Vec<Attachment> {
+            let text = format!(
+                r#"[{{"id":"netns:a","name":"a","interface":"weft0","mac":"02:00:00:00:00:07","vni":{vni},
+                "made_by":"{made_by}","state":"{state}","addresses":["10.32.0.1/12"],"mtu":1388,"since":""}}]"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let gone = shown(GONE, "attach", 1);
+        let full = AddressError::NoSpace { why: "all are full".into() };
+        let (address, other) = ([10, 32, 0, 1].into(), || "x".to_owned());
+        let taken = AddressError::Taken { address, container: other(), host: other() };
+        for error in [&full, &taken] {
+            assert!(is_mended_by_one_gone(error, Vni::WEFT, &gone), "{error}");
+            for others in [
+                shown(ATTACHED, "attach", 1),
+                shown(FAILED, "attach", 1),
+                shown(GONE, "docker", 1),
+                shown(GONE, "attach", 7),
+                Vec::new(),
+            ] {
+                assert!(!is_mended_by_one_gone(error, Vni::WEFT, &others), "{error}");
+            }
+        }
+        let late = AddressError::NotReady { why: other() };
+        assert!(!is_mended_by_one_gone(&late, Vni::WEFT, &gone));
     }
 }

@@ -13,7 +13,7 @@ use super::look;
 use super::maker::{Maker, cni_id, host_id};
 use super::names::{check_name, fit_aliases};
 use super::wanted::Wanted;
-use super::{Attachments, Inner, Saved, is_stopping, mac_of, spec_of};
+use super::{Attachments, Inner, Saved, mac_of, spec_of};
 use crate::core::ranges::Ranges;
 use crate::services::networks::OnNetwork;
 
@@ -38,8 +38,10 @@ impl Attachments {
         }
         let addresses = addresses_of(&wishes, &network.name, ranges)?;
         self.wait_restored().await;
-        let stopping = || (Refusal::Busy, is_stopping().error);
-        let mut inner = self.lock_for_request().await.map_err(|_| stopping())?;
+        let refused = |error: AttachError| (error.refusal(), error.to_string());
+        let needs = |inner: &Inner| inner.needs_addresses(&id, &addresses);
+        let locked = self.lock_for_addresses(network.vni, &addresses, needs).await;
+        let mut inner = locked.map_err(refused)?;
         if !may() {
             let text = format!("a DEL of {key} came while this ADD was under way");
             return Err((Refusal::Deleted, text));
@@ -73,7 +75,7 @@ impl Attachments {
             allow_macs: wishes.allow_macs,
         };
         let saved = self.put_in(&mut inner, wanted).await;
-        let saved = saved.map_err(|error| (error.refusal(), error.to_string()))?;
+        let saved = saved.map_err(refused)?;
         let servers = name_servers(&inner, &saved);
         drop(inner);
         Ok(self.attached(&saved, servers).await)
@@ -285,7 +287,7 @@ mod tests {
     fn ranges() -> Ranges {
         let v6: Ipv6Net = "fd00:1::/64".parse().unwrap();
         let v4: Ipv4Net = "10.32.0.0/12".parse().unwrap();
-        Ranges { v4, v6: Some(v6), waiting: None }
+        Ranges { v4, v6: Some(v6), waiting: None, may_pass: true }
     }
 
     fn asked(addresses: &[&str]) -> Result<Vec<String>, Refused> {

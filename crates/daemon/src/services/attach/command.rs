@@ -20,7 +20,12 @@ impl Attachments {
         check_name("key", &sandbox.id)?;
         self.wait_restored().await;
         let network = self.networks.join(request.network.as_deref()).await?;
-        let mut inner = self.lock_for_request().await?;
+        let asked = &request.addresses;
+        let needs = |inner: &Inner| {
+            let known = inner.known_as(sandbox.clone(), &network);
+            inner.needs_addresses(&command_id(&known, &network.name), asked)
+        };
+        let mut inner = self.lock_for_addresses(network.vni, asked, needs).await?;
         let sandbox = inner.known_as(sandbox, &network);
         let id = command_id(&sandbox, &network.name);
         let interface = inner.interface_for(&id, &sandbox);

@@ -27,7 +27,9 @@ impl Attachments {
         if let Some(ranges) = self.ranges(network.vni).await {
             check_prefixes(&request.addresses, &ranges)?;
         }
-        let mut inner = self.lock_for_request().await?;
+        let (id, asked) = (host_id(&network.name), &request.addresses);
+        let needs = |inner: &Inner| inner.needs_addresses(&id, asked);
+        let mut inner = self.lock_for_addresses(network.vni, asked, needs).await?;
         Ok(self.put_host_in(&mut inner, network, request).await?.shown())
     }
 
@@ -264,7 +266,7 @@ mod tests {
     #[test]
     fn a_prefix_wider_than_the_range_is_refused() {
         let (v4, v6) = ("10.32.0.0/12".parse().unwrap(), "fd00:1::/64".parse().unwrap());
-        let ranges = Ranges { v4, v6: Some(v6), waiting: None };
+        let ranges = Ranges { v4, v6: Some(v6), waiting: None, may_pass: true };
         check_prefixes(&nets(&["10.32.0.5/12", "10.32.0.5/24", "192.0.2.1/8"]), &ranges).unwrap();
         let refused = check_prefixes(&nets(&["10.32.0.5/8"]), &ranges).unwrap_err();
         assert!(refused.error.contains("10.32.0.5/12"), "{}", refused.error);
