@@ -49,9 +49,12 @@ impl Attachments {
         let ids: Vec<String> = meant.map(|(id, _)| id.clone()).collect();
         for id in ids {
             self.bring_back(&mut inner, &id, found.clone()).await;
-            let Some(saved) = inner.saved.get_mut(&id) else { continue };
-            if saved.is_attached() && saved.follow_name(&found) {
-                let shown = saved.shown();
+            let attached = inner.saved.get(&id).filter(|saved| saved.is_attached());
+            let Some(mut saved) = attached.cloned() else { continue };
+            let is_renamed = saved.follow_name(&found);
+            let shown = saved.shown();
+            inner.put(id, saved);
+            if is_renamed {
                 self.save_or_later(&inner);
                 self.tell(Request::Announce { attachment: shown.into() }).await;
             }

@@ -12,7 +12,7 @@ use weft_path::Vni;
 
 use super::look;
 use super::maker::command_id;
-use super::{Attachments, Inner, Saved, announce, spec_of};
+use super::{Attachments, Inner, Locked, Saved, announce, spec_of};
 use crate::core::control::Request;
 use crate::services::networks::OnNetwork;
 use crate::services::supervisor::{self, Pulse};
@@ -175,6 +175,28 @@ impl Inner {
     }
 }
 
+impl Locked<'_> {
+    /// Attachments whose addresses have been kept for long enough, and those to try again now. Most looks find none,
+    /// and so must not publish the list of all containers anew.
+    fn due(&mut self, now: Instant, wall: SystemTime) -> (Vec<String>, Vec<String>) {
+        let Inner { saved, retries } = &mut *self.inner;
+        let over = saved.iter().filter(|(_, saved)| saved.is_over(wall));
+        let over = over.map(|(id, _)| id.clone()).collect();
+        // An interface of Docker's comes back only with its container.
+        let is_final = |saved: &Saved| saved.maker.is_docker() && saved.is_gone();
+        let out = saved.iter().filter(|(_, saved)| !saved.is_attached() && !is_final(saved));
+        let due = out.map(|(id, _)| id.clone()).filter(|id| retries.is_due(id, now)).collect();
+        (over, due)
+    }
+
+    /// Replaces an attachment. The list is published only if it shows that.
+    pub(super) fn put(&mut self, id: String, saved: Saved) {
+        let before = self.inner.saved.get(&id).map(Saved::shown);
+        self.changed |= before != Some(saved.shown());
+        self.inner.saved.insert(id, saved);
+    }
+}
+
 impl Attachments {
     /// A container has ended: removes its interface and keeps its addresses for a while.
     pub(crate) async fn keep(&self, inner: &mut Inner, id: &str) {
@@ -208,20 +230,7 @@ impl Attachments {
 
     /// Plugs in containers that came back or failed before, and drops expired attachments.
     async fn try_again(&self) {
-        let now = Instant::now();
-        let (over, due) = {
-            let mut inner = self.lock().await;
-            let Inner { saved, retries } = &mut *inner;
-            let wall = SystemTime::now();
-            let over: Vec<String> =
-                saved.iter().filter(|(_, s)| s.is_over(wall)).map(|(id, _)| id.clone()).collect();
-            // An interface of Docker's comes back only with its container.
-            let is_final = |saved: &Saved| saved.maker.is_docker() && saved.is_gone();
-            let out = saved.iter().filter(|(_, saved)| !saved.is_attached() && !is_final(saved));
-            let due: Vec<String> =
-                out.map(|(id, _)| id.clone()).filter(|id| retries.is_due(id, now)).collect();
-            (over, due)
-        };
+        let (over, due) = self.lock().await.due(Instant::now(), SystemTime::now());
         if !over.is_empty() {
             let mut inner = self.lock().await;
             for id in &over {
@@ -264,7 +273,7 @@ impl Attachments {
     }
 
     /// A container that could not be attached may have ended meanwhile.
-    async fn end_failed(&self, inner: &mut Inner, id: &str) {
+    async fn end_failed(&self, inner: &mut Locked<'_>, id: &str) {
         let Some(saved) = inner.saved.get(id) else { return };
         if saved.attachment.state == FAILED && !saved.is_alive() {
             self.keep(inner, id).await;
@@ -272,7 +281,7 @@ impl Attachments {
         }
     }
 
-    pub(super) async fn bring_back(&self, inner: &mut Inner, id: &str, found: Sandbox) {
+    pub(super) async fn bring_back(&self, inner: &mut Locked<'_>, id: &str, found: Sandbox) {
         let Some(saved) = inner.saved.get(id).filter(|saved| !saved.is_attached()) else { return };
         if !saved.may_come_back() && !saved.is_alive() {
             // Another process has its pid now.
@@ -288,7 +297,7 @@ impl Attachments {
             tracing::info!(container = %saved.attachment.name, id, "attached again");
         }
         let changed = saved.attachment != before;
-        inner.saved.insert(id.to_owned(), saved);
+        inner.put(id.to_owned(), saved);
         if changed {
             self.save_or_later(inner);
         }
@@ -342,7 +351,51 @@ pub(crate) async fn keep_trying(attachments: Arc<Attachments>, pulse: Pulse) {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use tokio::sync::watch;
+
     use super::*;
+    use crate::services::attach::changes::Changes;
+
+    fn failed(reason: &str) -> Saved {
+        let attachment = format!(
+            r#"{{"id":"netns:a","name":"a","interface":"weft0","mac":"02:00:00:00:00:07","state":"{FAILED}",
+            "reason":"{reason}","addresses":["10.32.0.1/12"],"mtu":1388,"since":""}}"#
+        );
+        let sandbox = r#"{"id":"netns:a","name":"a","namespace":"/run/netns/a","kind":"netns",
+            "pid":null,"pid_start":null,"device":4,"inode":5}"#;
+        let text = format!(
+            r#"{{"sandbox":{sandbox},"attachment":{attachment},"host_interface":"weftv1","multicast_route":true}}"#
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_list_is_published_only_when_it_shows_something_new() {
+        let saved = BTreeMap::from([("netns:a".to_owned(), failed("no room"))]);
+        let all = Changes::new(Inner { saved, retries: Retries::default() });
+        let (sender, mut shown) = watch::channel(Arc::default());
+        let (start, wall) = (Instant::now(), SystemTime::now());
+        let mut due = Vec::new();
+        for ms in [0, 0, 1_000, 2_000] {
+            let now = start + Duration::from_millis(ms);
+            let inner = all.begin().await.unwrap();
+            let mut locked = Locked { inner, shown: &sender, changed: false };
+            let (over, some) = locked.due(now, wall);
+            assert_eq!(over, [""; 0]);
+            due.push(some.len());
+            locked.put("netns:a".to_owned(), failed("no room"));
+        }
+        assert_eq!(due, [0, 0, 1, 0]);
+        assert!(!shown.has_changed().unwrap());
+        let inner = all.begin().await.unwrap();
+        let mut locked = Locked { inner, shown: &sender, changed: false };
+        locked.put("netns:a".to_owned(), failed("no bridge"));
+        drop(locked);
+        assert!(shown.has_changed().unwrap());
+        assert_eq!(shown.borrow_and_update()[0].reason.as_deref(), Some("no bridge"));
+    }
 
     #[test]
     fn retries_become_less_frequent() {
