@@ -53,6 +53,11 @@ impl Retries {
         true
     }
 
+    /// Makes the first retry due with the next look.
+    pub(crate) fn at_once(&mut self, id: &str, now: Instant) {
+        self.0.insert(id.to_owned(), (now, Duration::from_millis(RETRY_FIRST_MS)));
+    }
+
     pub(crate) fn forget(&mut self, id: &str) {
         self.0.remove(id);
     }
@@ -82,6 +87,12 @@ impl Saved {
             SandboxKind::Pid => false,
             SandboxKind::Path => !self.sandbox.namespace.starts_with("/proc"),
         }
+    }
+
+    /// Whether its container is looked for before the daemon serves anybody. Docker is not asked then: after a reboot
+    /// it starts too, and may wait for Weft's plugin before it answers.
+    pub(super) fn is_sought_at_start(&self) -> bool {
+        self.may_come_back() && self.sandbox.kind != SandboxKind::Docker
     }
 
     /// Whether addresses are reserved for its container, which has ended.
@@ -395,6 +406,26 @@ mod tests {
         drop(locked);
         assert!(shown.has_changed().unwrap());
         assert_eq!(shown.borrow_and_update()[0].reason.as_deref(), Some("no bridge"));
+    }
+
+    #[test]
+    fn docker_is_asked_for_a_container_right_after_the_start_and_not_before() {
+        for (kind, before, after) in [
+            (SandboxKind::Docker, false, true),
+            (SandboxKind::Netns, true, true),
+            (SandboxKind::Path, true, true),
+            (SandboxKind::Pid, false, false),
+        ] {
+            let mut saved = failed("no room");
+            saved.sandbox.kind = kind;
+            assert_eq!((saved.is_sought_at_start(), saved.may_come_back()), (before, after));
+        }
+        let mut retries = Retries::default();
+        let start = Instant::now();
+        retries.at_once("docker:a", start);
+        let due = [0, 0, 1_999, 2_000].map(|ms| start + Duration::from_millis(ms));
+        let due = due.map(|now| retries.is_due("docker:a", now));
+        assert_eq!(due, [true, false, false, true]);
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub(crate) mod way_out;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{MutexGuard, Notify, mpsc, watch};
@@ -219,7 +219,8 @@ impl Attachments {
         }
     }
 
-    /// Plugs every saved container that is still alive back in; keeps the addresses of the others for a while.
+    /// Plugs every saved container that is still alive back in; keeps the addresses of the others for a while. Those of
+    /// Docker's that have another namespace now are looked for right after that.
     pub(crate) async fn restore(&self) {
         let elsewhere = |it: &Attachment| it.vni != Vni::WEFT.0;
         if self.shown.borrow().iter().any(elsewhere) {
@@ -234,7 +235,7 @@ impl Attachments {
             // A container restarted meanwhile has another namespace under the same key.
             let mut is_new = !saved.is_attached();
             if !saved.is_alive()
-                && saved.may_come_back()
+                && saved.is_sought_at_start()
                 && let Ok(found) = weft_container::resolve(&saved.sandbox.id, &self.resolve).await
                 && found.id == saved.sandbox.id
             {
@@ -244,6 +245,9 @@ impl Attachments {
             if !saved.is_alive() {
                 tracing::info!(container = %saved.attachment.name, "its network namespace is gone");
                 self.keep(&mut inner, &id).await;
+                if inner.saved.contains_key(&id) && !saved.is_sought_at_start() {
+                    inner.retries.at_once(&id, Instant::now());
+                }
                 continue;
             }
             match is_new {
