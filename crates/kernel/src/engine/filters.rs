@@ -443,3 +443,13 @@ async fn changed(watch: Option<&mut NftWatch>) -> Result<(), KernelError> {
 fn list(trusted: &BTreeSet<IpAddr>) -> Vec<IpAddr> {
     trusted.iter().copied().collect()
 }
+
+#[cfg(test)]
+impl GuardReader {
+    /// That of a task which reads nothing.
+    pub(super) fn idle() -> Self {
+        let (_, seen) = watch::channel(Seen::default());
+        let (_, groups) = watch::channel(GroupCounts::default());
+        Self { seen, groups, look: Arc::default() }
+    }
+}

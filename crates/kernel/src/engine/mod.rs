@@ -296,18 +296,26 @@ impl KernelEngine {
         self.order(Order::RemoveNetwork { vni, done }, removed).await;
     }
 
-    /// Plugs a container's device into the switch of a network.
+    /// Plugs a container's device into the switch of a network. [`Kernel::attach`] has put it into a bridge.
     ///
     /// # Errors
     /// The kernel's refusal, or [`KernelError::EngineGone`].
     pub async fn add_port(&self, vni: Vni, name: &str) -> Result<(), KernelError> {
+        // The engine's task may be busy with endpoints for seconds.
+        if self.switch == SwitchKind::Bridge {
+            return Ok(());
+        }
         let (reply, answer) = oneshot::channel();
         let order = Order::AddPort { vni, name: name.to_owned(), reply };
         self.order(order, answer).await.unwrap_or(Err(KernelError::EngineGone))
     }
 
-    /// Takes a container's device out of the switch, or does nothing if it is already gone.
+    /// Takes a container's device out of the switch, or does nothing if it is already gone. A device in a bridge leaves
+    /// it by its own end.
     pub async fn remove_port(&self, name: &str) {
+        if self.switch == SwitchKind::Bridge {
+            return;
+        }
         let (done, removed) = oneshot::channel();
         self.order(Order::RemovePort { name: name.to_owned(), done }, removed).await;
     }
@@ -442,4 +450,37 @@ fn unless_missing(removed: Result<bool, KernelError>) -> Result<(), KernelError>
 pub const fn probe_mac(peer: &PeerId) -> [u8; 6] {
     let [a, b, c, d, e, ..] = *peer.as_bytes();
     [0x02, a, b, c, d, e]
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// An engine whose task takes no order.
+    fn busy(switch: SwitchKind) -> (KernelEngine, mpsc::Receiver<Order>) {
+        let (orders, received) = mpsc::channel(ORDERS_QUEUED_MAX);
+        let (_, support) = watch::channel(Support::Forbidden);
+        let (counters, took) = (KernelCounters::default(), Duration::ZERO);
+        let told = watch::Sender::new(Told { counters, took });
+        let counted = Arc::new(Counted { told, asked: AtomicBool::new(false) });
+        let (guard, announcements) = (filters::GuardReader::idle(), None);
+        (KernelEngine { orders, support, switch, guard, announcements, counted }, received)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ports_of_a_bridge_do_not_wait_for_the_engine_and_those_of_a_datapath_do() {
+        const LIMIT: Duration = Duration::from_secs(60);
+        for (switch, waits) in [(SwitchKind::Bridge, false), (SwitchKind::Odp, true)] {
+            let (engine, mut orders) = busy(switch);
+            let added = tokio::time::timeout(LIMIT, engine.add_port(Vni::WEFT, "weftv1")).await;
+            assert_eq!(added.is_err(), waits, "{switch:?}");
+            let removed = tokio::time::timeout(LIMIT, engine.remove_port("weftv1")).await;
+            assert_eq!(removed.is_err(), waits, "{switch:?}");
+            let ordered = std::iter::from_fn(|| orders.try_recv().ok()).count();
+            assert_eq!(ordered, if waits { 2 } else { 0 });
+            assert!(!matches!(added, Ok(Err(_))));
+        }
+    }
 }
