@@ -92,8 +92,8 @@ pub fn check_push(text: &str) -> Result<PushOption, PushFault> {
     Ok(option)
 }
 
-/// A line `push`, of a server's configuration or of a client's file. `push` gets an option that clients are to have; what
-/// Weft pushes itself is left out.
+/// A line `push`, of a server's configuration or of a client's file. `push` gets an option that clients are to have;
+/// what Weft pushes itself is left out.
 pub(super) fn pushed_line(args: Args<'_>, push: &mut dyn FnMut(String) -> Outcome) -> Outcome {
     args.at_most(1)?;
     let text = args.text(0, "an option in quotes")?;

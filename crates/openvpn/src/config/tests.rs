@@ -219,7 +219,8 @@ fn a_report_is_for_people() {
 #[test]
 fn words_that_change_other_lines_are_obeyed() {
     let text = "cd keys\nca ca.crt\nca /etc/ca.crt\nca /ca.crt\nignore-unknown-option new-thing\nnew-thing 1\n\
-        setenv opt newer-thing 2\nsetenv opt block-outside-dns\nsetenv FRIENDLY name\nsetenv-safe ROOM 7\nsetenv A=B 1\ndh [inline]\n--verb 3\n";
+        setenv opt newer-thing 2\nsetenv opt block-outside-dns\nsetenv FRIENDLY name\n\
+        setenv-safe ROOM 7\nsetenv A=B 1\ndh [inline]\n--verb 3\n";
     let import = server(text);
     assert_eq!(
         refused(&import.lines),

@@ -368,7 +368,8 @@ pub(super) fn holder_of(certificate: &CertificateDer<'_>) -> Option<Holder> {
     Some(Holder { name, serial, issuer, above: Vec::new() })
 }
 
-/// The certificates of authorities that a client has shown with its own: the issuer's name and the serial number of each.
+/// The certificates of authorities that a client has shown with its own: the issuer's name and the serial number of
+/// each.
 pub(super) fn above_of(chain: &[CertificateDer<'_>]) -> Vec<(Vec<u8>, String)> {
     let parsed = chain.iter().filter_map(|shown| Some(X509Certificate::from_der(shown).ok()?.1));
     parsed.map(|it| (it.issuer().as_raw().to_vec(), serial_of(it.raw_serial()))).collect()
