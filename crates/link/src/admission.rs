@@ -79,6 +79,8 @@ struct Talk<'a> {
     version: u16,
     /// `State::epoch` of the password in use.
     epoch: u64,
+    /// The peer has proven the password or the token.
+    proven: bool,
     deadline: Instant,
 }
 
@@ -104,7 +106,7 @@ impl<'a> Talk<'a> {
         };
         let (send, recv) = within(shared, deadline, open)
             .await?
-            .map_err(|error| Failure::of_connection(&error, &shared.versions))?;
+            .map_err(|error| Failure::of_stranger(&error, &shared.versions))?;
         let (initiator_key, responder_key) = match direction {
             Direction::Outbound => (ours, theirs),
             Direction::Inbound => (theirs, ours),
@@ -121,6 +123,7 @@ impl<'a> Talk<'a> {
             responder_key,
             version: 0,
             epoch: 0,
+            proven: false,
             deadline,
         };
         talk.agree_on_version().await?;
@@ -136,7 +139,7 @@ impl<'a> Talk<'a> {
         let read = read_exact(&mut self.recv, &mut bytes, true);
         within(self.shared, self.deadline, read)
             .await?
-            .map_err(|error| error.into_failure(ours))?;
+            .map_err(|error| error.into_failure(|end| Failure::of_stranger(end, ours)))?;
         let theirs = versions_of(&bytes)
             .ok_or_else(|| Failure::protocol("the peer does not speak Weft's link protocol"))?;
         self.version = common_version(ours, &theirs)
@@ -169,6 +172,7 @@ impl<'a> Talk<'a> {
         })?;
         let Step::Accept(tag) = answer else { return Err(unexpected()) };
         proof.verify(&tag).map_err(|_| wrong(method))?;
+        self.proven = true;
 
         let Step::Ready(theirs) = self.get(ADMISSION_MAX_BYTES).await? else {
             return Err(unexpected());
@@ -203,6 +207,7 @@ impl<'a> Talk<'a> {
         let (_, tag) = proof.verify(&tag).map_err(|_| wrong(method))?;
         self.shared.lock().throttle.take_back(&attempt);
         pass.is_proven();
+        self.proven = true;
 
         let to_joiner = match method {
             Method::Token(id) => {
@@ -265,7 +270,7 @@ impl<'a> Talk<'a> {
                 () = sleep(delay) => {}
                 () = turn => {}
                 error = self.conn.closed() => {
-                    return Err(Failure::of_connection(&error, &self.shared.versions));
+                    return Err(self.ended(&error));
                 }
             }
         }
@@ -367,7 +372,7 @@ impl<'a> Talk<'a> {
         let read = read_frame(&mut self.recv, max);
         let bytes = within(self.shared, self.deadline, read)
             .await?
-            .map_err(|error| error.into_failure(&self.shared.versions))?;
+            .map_err(|error| error.into_failure(|end| self.ended(end)))?;
         Step::decode(&Zeroizing::new(bytes)).ok_or_else(unexpected)
     }
 
@@ -378,11 +383,15 @@ impl<'a> Talk<'a> {
 
     fn write_failed(&self, error: quinn::WriteError) -> Failure {
         match error {
-            quinn::WriteError::ConnectionLost(error) => {
-                Failure::of_connection(&error, &self.shared.versions)
-            }
+            quinn::WriteError::ConnectionLost(error) => self.ended(&error),
             _ => Failure::protocol("the peer stopped the stream"),
         }
+    }
+
+    /// The meaning of the connection's end, which depends on what the peer has proven.
+    fn ended(&self, error: &quinn::ConnectionError) -> Failure {
+        let ours = &self.shared.versions;
+        if self.proven { Failure::of_peer(error, ours) } else { Failure::of_stranger(error, ours) }
     }
 }
 

@@ -228,16 +228,25 @@ impl Failure {
         }
     }
 
-    /// The meaning of a connection's end for this host.
-    pub(crate) fn of_connection(error: &ConnectionError, ours: &RangeInclusive<u16>) -> Self {
+    /// The meaning of the end of a connection with a peer that has proven the password or a token.
+    pub(crate) fn of_peer(error: &ConnectionError, ours: &RangeInclusive<u16>) -> Self {
+        match error {
+            ConnectionError::ApplicationClosed(close)
+                if CloseCode::from_wire(close.error_code) == CloseCode::SameIdentity =>
+            {
+                Self::SameIdentity { reason: clean(&String::from_utf8_lossy(&close.reason)) }
+            }
+            other => Self::of_stranger(other, ours),
+        }
+    }
+
+    /// The meaning of the end of a connection whose other end may be anyone: that this host has a copy is not believed.
+    pub(crate) fn of_stranger(error: &ConnectionError, ours: &RangeInclusive<u16>) -> Self {
         match error {
             ConnectionError::ApplicationClosed(close) => {
                 let code = CloseCode::from_wire(close.error_code);
                 let text = clean(&String::from_utf8_lossy(&close.reason));
-                match code {
-                    CloseCode::SameIdentity => Self::SameIdentity { reason: text },
-                    _ => Self::refused(code, told(code, &text, ours)),
-                }
+                Self::refused(code, told(code, &text, ours))
             }
             ConnectionError::TimedOut => Self::unreachable("the peer no longer answers"),
             ConnectionError::Reset => Self::Reset,

@@ -247,11 +247,12 @@ pub(crate) enum FrameError {
 }
 
 impl FrameError {
-    pub(crate) fn into_failure(self, ours: &RangeInclusive<u16>) -> Failure {
+    /// `ended` says what the end of the connection means.
+    pub(crate) fn into_failure(self, ended: impl FnOnce(&ConnectionError) -> Failure) -> Failure {
         match self {
             Self::End => Failure::protocol("the peer ended admission early"),
             Self::Bad(reason) => Failure::protocol(reason),
-            Self::Lost(error) => Failure::of_connection(&error, ours),
+            Self::Lost(error) => ended(&error),
         }
     }
 }

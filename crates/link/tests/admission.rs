@@ -178,6 +178,56 @@ async fn texts_of_strangers_make_no_more_lines() {
     assert_eq!(told, 1, "of one cause");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_a_host_with_the_password_can_say_that_this_one_has_a_copy() {
+    const SAME_IDENTITY: u8 = 15;
+    let text = b"you are a copy";
+    let mut a = Host::start(admit());
+    let raw = RawHost::new(Ipv4Addr::LOCALHOST);
+
+    // A stranger says it before the first stream, before its guess, and after it.
+    let conn = raw.connect(a.addr).await.unwrap();
+    let confirmed = async {
+        while conn.stats().frame_rx.handshake_done == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    within(confirmed).await;
+    conn.close(SAME_IDENTITY.into(), text);
+    a.until(|line| line.refusals == 1).await;
+    let talk = raw.greet(a.addr).await;
+    talk.conn.close(SAME_IDENTITY.into(), text);
+    a.until(|line| line.refusals == 2).await;
+    let mut talk = raw.greet(a.addr).await;
+    talk.start("guess").await;
+    assert!(within(talk.get()).await.is_ok());
+    talk.conn.close(SAME_IDENTITY.into(), text);
+    let line = a.until(|line| line.refusals == 3).await;
+    assert_eq!(line.reason.as_deref(), Some("closed by the peer: you are a copy"));
+    // And where this host dials.
+    assert!(a.links.connect(Target::from(raw.addr())));
+    let incoming = within(raw.endpoint.accept()).await.unwrap();
+    let conn = within(async { incoming.accept().unwrap().await }).await.unwrap();
+    conn.close(SAME_IDENTITY.into(), text);
+    let line = a.until(|line| line.direction == Direction::Outbound && line.reason.is_some()).await;
+    assert_eq!(line.reason.as_deref(), Some("closed by the peer: you are a copy"));
+    while let Some(event) = a.events.try_recv() {
+        assert!(!matches!(event, Event::SameIdentity { .. }), "{event:?}");
+    }
+
+    let mut talk = raw.greet(a.addr).await;
+    assert!(talk.prove("p").await);
+    talk.conn.close(SAME_IDENTITY.into(), text);
+    let told = async {
+        loop {
+            if let Event::SameIdentity { reason } = a.event().await {
+                break reason;
+            }
+        }
+    };
+    assert_eq!(within(told).await, "you are a copy", "a host of the network is believed");
+}
+
 /// A relay in between ends TLS on both sides with its own key and passes on every byte.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_between_two_hosts_with_the_same_password_is_found_out() {

@@ -137,7 +137,7 @@ async fn handshake(
         Ok(Err(error)) => match (verifier.mismatch(), wanted) {
             (Some(peer), Some(wanted)) => Err(other_key(shared, address, peer, &wanted)),
             _ if matches!(error, ConnectionError::TimedOut) => Err(silent()),
-            _ => Err(Failure::of_connection(&error, &shared.versions)),
+            _ => Err(Failure::of_stranger(&error, &shared.versions)),
         },
         Err(_) => Err(silent()),
     }

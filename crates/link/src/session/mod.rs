@@ -69,7 +69,7 @@ pub(crate) async fn conclude(
         {
             Ok(Outcome::Duplicate(admitted.peer))
         }
-        Err(error) => Err(error.into_failure(&shared.versions)),
+        Err(error) => Err(error.into_failure(|end| Failure::of_peer(end, &shared.versions))),
     }
 }
 
@@ -358,8 +358,7 @@ fn ended(shared: &Arc<Shared>, peer: PeerId, session_id: u64, error: &Connection
         state.links.insert(peer, link);
         return;
     }
-    let failure =
-        link.closing.clone().unwrap_or_else(|| Failure::of_connection(error, &shared.versions));
+    let failure = link.closing.clone().unwrap_or_else(|| Failure::of_peer(error, &shared.versions));
     shared.tell_same_identity(&failure);
     let reason = failure.reason().to_owned();
     tracing::info!(%peer, nickname = link.nickname, reason, "link down");
