@@ -128,8 +128,7 @@ impl CloseCode {
     pub(crate) fn is_refusal(self) -> bool {
         matches!(
             self,
-            Self::Itself
-                | Self::Version
+            Self::Version
                 | Self::WrongPassword
                 | Self::BadToken
                 | Self::Protocol
@@ -151,6 +150,8 @@ pub const REASON_BAD_TOKEN: &str = "join token unknown, used or expired";
 pub(crate) enum Failure {
     /// A named cause, found here or reported by the peer.
     Refused { code: CloseCode, reason: String },
+    /// This host holds both ends. Found here, never on a peer's word.
+    Itself,
     /// The peer is linked with another live host of this one's identity.
     SameIdentity { reason: String },
     /// The presented key is not the expected one.
@@ -189,6 +190,7 @@ impl Failure {
             | Self::SameIdentity { reason }
             | Self::KeyMismatch { reason }
             | Self::Unreachable { reason } => reason,
+            Self::Itself => REASON_ITSELF,
             Self::Reset => "the peer has restarted",
         }
     }
@@ -196,6 +198,7 @@ impl Failure {
     pub(crate) fn code(&self) -> Option<CloseCode> {
         match self {
             Self::Refused { code, .. } => Some(*code),
+            Self::Itself => Some(CloseCode::Itself),
             Self::SameIdentity { .. } => Some(CloseCode::SameIdentity),
             _ => None,
         }
@@ -223,7 +226,7 @@ impl Failure {
     pub(crate) fn is_refusal(&self) -> bool {
         match self {
             Self::Refused { code, .. } => code.is_refusal(),
-            Self::SameIdentity { .. } | Self::KeyMismatch { .. } => true,
+            Self::Itself | Self::SameIdentity { .. } | Self::KeyMismatch { .. } => true,
             Self::Unreachable { .. } | Self::Reset => false,
         }
     }
@@ -246,7 +249,10 @@ impl Failure {
             ConnectionError::ApplicationClosed(close) => {
                 let code = CloseCode::from_wire(close.error_code);
                 let text = clean(&String::from_utf8_lossy(&close.reason));
-                Self::refused(code, told(code, &text, ours))
+                match code {
+                    CloseCode::Itself => Self::protocol(FALSELY_ITSELF),
+                    _ => Self::refused(code, told(code, &text, ours)),
+                }
             }
             ConnectionError::TimedOut => Self::unreachable("the peer no longer answers"),
             ConnectionError::Reset => Self::Reset,
@@ -264,12 +270,13 @@ impl Failure {
     }
 }
 
+const FALSELY_ITSELF: &str = "the peer says that it is this host, but has not shown its key";
+
 /// The meaning of a peer's close code, in the words of this side.
 fn told(code: CloseCode, text: &str, ours: &RangeInclusive<u16>) -> String {
     match code {
         CloseCode::WrongPassword => REASON_WRONG_PASSWORD.to_owned(),
         CloseCode::BadToken => REASON_BAD_TOKEN.to_owned(),
-        CloseCode::Itself => REASON_ITSELF.to_owned(),
         CloseCode::Version => match parse_range(text) {
             Some(theirs) => version_mismatch(&theirs, ours),
             None => "the peer speaks another protocol version".to_owned(),

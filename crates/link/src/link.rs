@@ -75,6 +75,7 @@ impl Link {
             nickname: Some(self.nickname.clone()),
             state: LinkState::Established,
             reason: None,
+            is_itself: false,
             since: self.since,
             next_try: None,
             refusals: 0,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use quinn::Connection;
 use tokio::time::{sleep, timeout};
 
-use crate::error::{CloseCode, Failure, REASON_ITSELF};
+use crate::error::{CloseCode, Failure};
 use crate::limits::{
     OWN_END_TIMEOUT_MS, OWN_ENDS_MAX, RIVAL_LOOK_MS, RIVAL_NAME_MAX_CHARS, RIVAL_TIMEOUT_MS,
 };
@@ -68,7 +68,7 @@ pub(crate) async fn own_key(shared: &Shared, conn: &Connection, direction: Direc
         }
     };
     if timeout(Duration::from_millis(OWN_END_TIMEOUT_MS), look).await.is_ok() {
-        return Failure::refused(CloseCode::Itself, REASON_ITSELF);
+        return Failure::Itself;
     }
     let at = canonical(conn.remote_address()).ip();
     Failure::SameIdentity {

@@ -142,6 +142,7 @@ pub(crate) struct Dial {
     met_at: Option<SocketAddr>,
     pub(crate) state: LinkState,
     pub(crate) reason: Option<String>,
+    is_itself: bool,
     pub(crate) since: Instant,
     pub(crate) next_try: Option<Instant>,
     /// The peer that answered last.
@@ -161,6 +162,7 @@ impl Dial {
             met_at: None,
             state: LinkState::Connecting,
             reason: None,
+            is_itself: false,
             since: Instant::now(),
             next_try: None,
             peer: None,
@@ -215,6 +217,7 @@ impl Dial {
             nickname: None,
             state: self.state,
             reason: self.reason.clone(),
+            is_itself: self.is_itself,
             since: self.since,
             next_try: self.next_try.map(|at| at.saturating_duration_since(now)),
             refusals: 0,
@@ -247,6 +250,7 @@ impl Refusal {
             nickname: None,
             state: LinkState::Failed,
             reason: Some(self.reason.clone()),
+            is_itself: false,
             since: self.last,
             next_try: None,
             refusals: self.count,
@@ -407,6 +411,7 @@ impl Dial {
         // During a retry, the reason of the last failure stays visible.
         if !matches!(to, LinkState::Connecting | LinkState::Pending) {
             self.reason = failure.map(|failure| failure.reason().to_owned());
+            self.is_itself = matches!(failure, Some(Failure::Itself));
             let told = Some((to, failure.map(Failure::cause)));
             if self.told != told {
                 self.told = told;

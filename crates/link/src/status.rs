@@ -59,6 +59,8 @@ pub struct LinkStatus {
     pub state: LinkState,
     /// The reason why it is not established.
     pub reason: Option<String>,
+    /// The target is this host itself.
+    pub is_itself: bool,
     /// The start of this state; for a refused source, the last refusal.
     pub since: Instant,
     /// Time until it is dialled again.

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use weft_crypto::PeerId;
 use weft_link::limits::{FAILURES_PER_MINUTE_MAX, MESSAGE_MAX_BYTES, UNADMITTED_MAX};
 use weft_link::{
-    Admission, Config, Direction, Event, KeyHash, LinkState, REASON_BAD_TOKEN,
+    Admission, Config, Direction, Event, KeyHash, LinkState, REASON_BAD_TOKEN, REASON_ITSELF,
     REASON_WRONG_PASSWORD, Target,
 };
 
@@ -226,6 +226,21 @@ async fn only_a_host_with_the_password_can_say_that_this_one_has_a_copy() {
         }
     };
     assert_eq!(within(told).await, "you are a copy", "a host of the network is believed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_that_says_it_is_this_host_is_not_believed() {
+    const ITSELF: u8 = 4;
+    let a = Host::start(admit());
+    let raw = RawHost::new(Ipv4Addr::LOCALHOST);
+    assert!(a.links.connect(Target::from(raw.addr())));
+    let incoming = within(raw.endpoint.accept()).await.unwrap();
+    let conn = within(async { incoming.accept().unwrap().await }).await.unwrap();
+    conn.close(ITSELF.into(), REASON_ITSELF.as_bytes());
+    let line = a.until(|line| line.reason.is_some()).await;
+    assert_ne!(line.reason.as_deref(), Some(REASON_ITSELF));
+    assert!(!line.is_itself, "the host would found its own network");
+    assert_eq!(line.state, LinkState::Failed);
 }
 
 /// A relay in between ends TLS on both sides with its own key and passes on every byte.

@@ -360,6 +360,7 @@ async fn a_host_that_dials_itself_is_told_so() {
     a.dial(&a);
     let line = a.until_failed().await;
     assert_eq!(line.reason.as_deref(), Some(REASON_ITSELF));
+    assert!(line.is_itself);
     assert_eq!(a.links.status().len(), 1, "no refusal is shown");
 }
 

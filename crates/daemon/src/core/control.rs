@@ -350,10 +350,7 @@ impl Control {
         let links = self.links.status();
         let answered = |name: &str| {
             let link = links.iter().find(|link| link.address == name)?;
-            match link.reason.as_deref() {
-                Some(weft_link::REASON_ITSELF) => Some(self.local),
-                _ => link.peer,
-            }
+            if link.is_itself { Some(self.local) } else { link.peer }
         };
         let named = self.targets.list().into_iter();
         let told: Vec<_> = named

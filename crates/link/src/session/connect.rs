@@ -12,7 +12,7 @@ use weft_crypto::PeerId;
 
 use super::{Outcome, conclude};
 use crate::admission;
-use crate::error::{CloseCode, Failure, REASON_ITSELF};
+use crate::error::Failure;
 use crate::limits::{ADDRESS_STAGGER_MS, ADDRESSES_MAX, HANDSHAKE_TIMEOUT_MS};
 use crate::shared::Shared;
 use crate::socket::canonical;
@@ -119,7 +119,7 @@ async fn handshake(
         return Err(other_key(shared, address, other, wanted));
     }
     if is_own(shared, address) {
-        return Err(Failure::refused(CloseCode::Itself, REASON_ITSELF));
+        return Err(Failure::Itself);
     }
     let (config, verifier) = tls::client_config(&shared.identity, &shared.timing, expected)
         .map_err(|error| Failure::unreachable(error.to_string()))?;
