@@ -85,8 +85,16 @@ pub const GRANTS_PER_PEER_MAX: usize = 4;
 pub const GRANTS_MAX: usize = 4096;
 /// Own range requests that are remembered, so that a late grant is still taken, once.
 pub const REQUESTS_MAX: usize = 16;
-/// Version of a range announcement up to which it is believed: one host cannot run another's out.
+/// Version of a host's statement up to which it is believed from that host itself.
 pub const ANNOUNCEMENT_VERSION_MAX: u64 = 1 << 48;
+/// The same from any other host. It leaves the host versions above all that others say of it, so that none can run
+/// another's out.
+pub const RELAYED_VERSION_MAX: u64 = ANNOUNCEMENT_VERSION_MAX / 2;
+
+/// Version up to which a statement is believed; `direct`: from the host that it is of.
+pub(crate) const fn version_max(direct: bool) -> u64 {
+    if direct { ANNOUNCEMENT_VERSION_MAX } else { RELAYED_VERSION_MAX }
+}
 
 /// Hosts named by the user of one host that count when the founder is chosen.
 pub const TARGETS_MAX: usize = 64;

@@ -6,7 +6,7 @@ mod common;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use common::{config, drain, founder, hold, id, link, link_with, on};
+use common::{config, drain, founder, hold, id, link, link_with, on, sent};
 use ipnet::{IpNet, Ipv4Net};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -49,6 +49,7 @@ impl Source {
         match self.below(4) {
             0 => self.below(4),
             1 => u64::MAX - self.below(4),
+            2 if self.below(2) == 0 => limits::RELAYED_VERSION_MAX - self.below(2),
             2 => limits::ANNOUNCEMENT_VERSION_MAX - self.below(2),
             _ => self.0.next_u64(),
         }
@@ -360,6 +361,69 @@ fn a_lie_about_this_hosts_ranges_is_answered_with_the_truth_and_a_higher_version
         panic!("no announcement: {outputs:?}");
     };
     assert_eq!((announcement.version, announcement.ranges.len()), (41, 1));
+}
+
+#[test]
+fn a_peer_cannot_use_up_the_versions_of_another_hosts_ranges() {
+    let max = limits::ANNOUNCEMENT_VERSION_MAX;
+    for (version, to_victim) in [(max, true), (max, false), (max / 2, true), (max / 2, false)] {
+        let now = Instant::now();
+        let mut victim = founder(now, RANGE);
+        let network = victim.network().unwrap();
+        let mut third = joiner(now);
+        let lie = || {
+            let (network, owner, ranges) = (network.id, id(5), Vec::new());
+            Message::Ranges { announcement: RangeAnnouncement { network, owner, version, ranges } }
+        };
+        link(&mut victim, now, 1);
+        link_with(&mut third, now, 1, |hello| hello.network = Some(network));
+        if to_victim {
+            let _ = victim.handle_message(now, id(1), lie());
+        }
+        let _ = third.handle_message(now, id(1), lie());
+        link_with(&mut victim, now, 6, |hello| hello.network = None);
+        link_with(&mut third, now, 5, |hello| hello.network = Some(network));
+        for _ in 0..8 {
+            for message in sent(&drain(&mut victim), 6) {
+                let _ = third.handle_message(now, id(5), message);
+            }
+            for message in sent(&drain(&mut third), 5) {
+                let _ = victim.handle_message(now, id(6), message);
+            }
+        }
+        let known = third.ipam().owners.into_iter().find(|owner| owner.peer == id(5)).unwrap();
+        assert_eq!(known.ranges, own(&victim), "version {version}, to the victim: {to_victim}");
+        assert!(!known.ranges.is_empty());
+    }
+}
+
+#[test]
+fn what_a_peer_says_of_others_leaves_them_numbers_above() {
+    let now = Instant::now();
+    let mut mesh = joiner(now);
+    link_with(&mut mesh, now, 1, |hello| hello.network = None);
+    let max = limits::ANNOUNCEMENT_VERSION_MAX;
+    let naming = |host, version| {
+        let naming = Naming { host, version, complete: true, names: Vec::new() };
+        Message::Naming { naming }
+    };
+    let mut is_refused = |message| {
+        let result = mesh.handle_message(now, id(1), message);
+        matches!(result, Err(MeshError::Malformed { .. }))
+    };
+    for host in [id(6), id(7)] {
+        assert!(is_refused(naming(host, max)));
+        assert!(!is_refused(naming(host, max / 2)));
+    }
+    assert!(!is_refused(naming(id(1), max)), "of itself");
+    assert!(is_refused(Message::Known { generation: max }));
+    assert!(!is_refused(Message::Known { generation: max / 2 }));
+}
+
+/// Host 6, which is in no mesh yet.
+fn joiner(now: Instant) -> Mesh {
+    let config = Config { local: id(6), founding: Founding::Join, ..config(RANGE) };
+    Mesh::new(now, config, None, [2; 32]).unwrap()
 }
 
 #[test]

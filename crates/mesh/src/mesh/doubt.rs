@@ -17,6 +17,7 @@ use crate::config::Origin;
 use crate::error::MeshError;
 use crate::limits::{
     ANNOUNCEMENT_VERSION_MAX, COPY_HOLD_S, DOUBT_ALONE_S, DOUBT_LINGER_S, NAME_BYTES_MAX,
+    RELAYED_VERSION_MAX,
 };
 use crate::members::Members;
 use crate::message::Message;
@@ -142,7 +143,8 @@ impl Mesh {
         peer: PeerId,
         generation: u64,
     ) -> Result<(), MeshError> {
-        if generation > ANNOUNCEMENT_VERSION_MAX {
+        // What this host has reached itself may be higher.
+        if generation > RELAYED_VERSION_MAX.max(self.state.generation) {
             return Err(MeshError::Malformed { peer, what: "an impossible generation" });
         }
         if generation > self.state.generation {

@@ -15,7 +15,7 @@ use weft_packet::vxlan::Vni;
 use super::{Change, Mesh, Output};
 use crate::config::{Founding, Target};
 use crate::error::MeshError;
-use crate::limits::{ANNOUNCEMENT_VERSION_MAX, NAMINGS_MAX, TARGETS_MAX};
+use crate::limits::{NAMINGS_MAX, TARGETS_MAX, version_max};
 use crate::message::{Message, Naming};
 
 /// The host that the names choose to found the mesh.
@@ -92,7 +92,8 @@ impl Mesh {
     }
 
     pub(crate) fn handle_naming(&mut self, peer: PeerId, naming: &Naming) -> Result<(), MeshError> {
-        if naming.names.len() > TARGETS_MAX || naming.version > ANNOUNCEMENT_VERSION_MAX {
+        let direct = naming.host == peer;
+        if naming.names.len() > TARGETS_MAX || naming.version > version_max(direct) {
             return Err(MeshError::Malformed { peer, what: "an impossible list of named hosts" });
         }
         if self.state.weft.network.is_some() {
@@ -105,7 +106,6 @@ impl Mesh {
             }
             return Ok(());
         }
-        let direct = naming.host == peer;
         let newer = match self.namings.get(&naming.host) {
             Some(known) if direct => known != naming,
             Some(known) => known.version < naming.version && !self.links.contains_key(&naming.host),

@@ -16,8 +16,8 @@ use super::{Change, Mesh, Output};
 use crate::error::MeshError;
 use crate::ledger::Granted;
 use crate::limits::{
-    ANNOUNCED_RANGES_MAX, ANNOUNCEMENT_VERSION_MAX, MEMBERS_MAX, NAME_BYTES_MAX, RANGE_ANSWER_S,
-    RANGE_RETRY_S, RANGES_PER_PEER_MAX, USAGE_INTERVAL_MS,
+    ANNOUNCED_RANGES_MAX, MEMBERS_MAX, NAME_BYTES_MAX, RANGE_ANSWER_S, RANGE_RETRY_S,
+    RANGES_PER_PEER_MAX, USAGE_INTERVAL_MS, version_max,
 };
 use crate::message::{Message, Network, RangeAnnouncement};
 use crate::range::{AddressRange, RangeSet};
@@ -401,7 +401,8 @@ impl Mesh {
         announcement: RangeAnnouncement,
     ) -> Result<(), MeshError> {
         let malformed = |what| Err(MeshError::Malformed { peer, what });
-        if announcement.version > ANNOUNCEMENT_VERSION_MAX {
+        let direct = announcement.owner == peer;
+        if announcement.version > version_max(direct) {
             return malformed("an announcement of an impossible version");
         }
         if announcement.ranges.len() > RANGES_PER_PEER_MAX {
@@ -420,7 +421,6 @@ impl Mesh {
             self.correct((peer, vni), &announcement);
             return Ok(());
         }
-        let direct = owner == peer;
         let tells_itself = self.shares(owner, vni);
         let announced = &self.space(vni).announced;
         let known = announced.get(owner);
