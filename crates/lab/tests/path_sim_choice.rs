@@ -223,6 +223,26 @@ fn blocked_ports_leave_protocol_50_alone_and_are_named() {
 }
 
 #[test]
+fn a_failed_path_that_works_again_is_found_when_the_one_in_use_fails() {
+    seeds(0..20, |seed| {
+        let mut world = world(seed, vec![both_engines(), both_engines()]);
+        block(&mut world, false, &[6784, 6785]);
+        // Failed paths are tried once a minute now.
+        let outage = s(600 + world.below(60));
+        world.run(outage);
+        assert_eq!(both_ways(&world), ["kk raw", "kk raw"]);
+        steady(&mut world, s(20));
+        let before = ms(1000 + world.below(1000));
+        world.run(before);
+        block(&mut world, true, &[]);
+        world.run(s(20));
+        let fallen = "kk udp: protocol 50 blocked";
+        assert_eq!(both_ways(&world), [fallen, fallen]);
+        assert!(longest_gap(&world) <= s(3), "{:?}", longest_gap(&world));
+    });
+}
+
+#[test]
 fn one_blocked_port_is_left_for_the_other_engine_in_one_step() {
     seeds(0..40, |seed| {
         let mut world = world_with_nat(seed, both_engines());

@@ -62,7 +62,7 @@ impl Peer {
     }
 
     /// Once the path in use is in doubt, the others are probed as often. Paths that failed together
-    /// with it are thus known before the verdict.
+    /// with it are thus known before the verdict, and so are failed ones that work again.
     fn watch_bound(&mut self, now: Instant) {
         let bound = self.bound.and_then(|key| self.candidates.get(&key));
         if !bound.is_some_and(|it| it.is_in_doubt()) {
@@ -72,6 +72,7 @@ impl Peer {
             for (key, candidate) in &mut self.candidates {
                 if self.bound != Some(*key) {
                     candidate.hasten(now);
+                    candidate.hint(now);
                 }
             }
         }
