@@ -328,6 +328,43 @@ fn a_short_silence_costs_no_frame() {
 }
 
 #[test]
+fn a_link_that_ends_in_silence_costs_no_frame_while_it_reconnects() {
+    seeds(0..40, |seed| {
+        let mut world = world(seed, vec![both_engines(), both_engines()]);
+        steady(&mut world, s(60));
+        // Answers to probes no longer come, so that paths fail before the hosts notice.
+        world.disconnect(0, 1, s(8));
+        world.run(s(40));
+        assert_no_loss(&world);
+        world.connect(0, 1);
+        world.run(s(25));
+        assert_no_loss(&world);
+        settled(&mut world);
+    });
+}
+
+#[test]
+fn a_link_that_comes_back_over_a_silent_path_saves_no_frame_for_long() {
+    seeds(0..20, |seed| {
+        let mut world = world(seed, vec![both_engines(), both_engines()]);
+        world.both(0, 1, |net| net.probes_lost = true);
+        world.run(s(5));
+        steady(&mut world, s(60));
+        world.disconnect(0, 1, s(2));
+        world.run(s(15));
+        assert_no_loss(&world);
+        world.connect(0, 1);
+        world.run(ms(CARRY_ON_MS) + s(5));
+        for host in &world.hosts {
+            assert!(host.engine.drops["no path"] > 1000, "dropped and counted");
+        }
+        world.both(0, 1, |net| net.probes_lost = false);
+        settled(&mut world);
+        assert_eq!(world.plaintext, 0);
+    });
+}
+
+#[test]
 fn userspace_alone_names_the_ports() {
     let mut world = world(1, vec![no_esp(), both_engines()]);
     block(&mut world, false, &[6784, 6785]);

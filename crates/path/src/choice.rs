@@ -54,7 +54,7 @@ impl Peer {
         }
     }
 
-    /// See [`CARRY_ON_MS`].
+    /// See [`CARRY_ON_MS`]; if the link ends meanwhile, see [`crate::LINK_GRACE_MS`].
     fn carries_on(&self, now: Instant, key: &Key) -> bool {
         let candidate = self.candidates.get(key);
         self.carries_until.is_some_and(|until| now < until)

@@ -34,7 +34,8 @@ pub const KEEPALIVE_MS: u64 = 20_000;
 /// Probes without an answer after which a path has failed.
 pub const PROBES_UNANSWERED_MAX: u32 = 4;
 /// Milliseconds that frames stay on a path that failed by silence while no other works. On
-/// a busy host only the probes may be late. Afterwards frames are dropped and counted.
+/// a busy host only the probes may be late. Afterwards frames are dropped and counted. If the link
+/// ends meanwhile, [`LINK_GRACE_MS`] counts instead.
 pub const CARRY_ON_MS: u64 = 10_000;
 /// Milliseconds without a loss that a better path needs before traffic moves back to it.
 pub const CLEAN_BEFORE_MOVE_MS: u64 = 10_000;

@@ -8,7 +8,9 @@ use std::time::Instant;
 use weft_crypto::{Format, PeerId, SessionKey, derive_sa_key};
 
 use crate::candidate::{Candidate, Turn};
-use crate::config::{Config, LINK_GRACE_MS, RESEND_MS, RETIRED_MAX, SESSION_SPIS_MAX, ms};
+use crate::config::{
+    CARRY_ON_MS, Config, LINK_GRACE_MS, RESEND_MS, RETIRED_MAX, SESSION_SPIS_MAX, ms,
+};
 use crate::engine_api::{EngineCommand, EngineEvent, PathId};
 use crate::inbound::{Generation, Terms};
 use crate::lanes::Lanes;
@@ -105,6 +107,9 @@ impl Peer {
     ) {
         let tag = session_tag(&key);
         self.link_down = None;
+        // Probes are answered again: from now on silence is the path's.
+        let carry_on = now + ms(CARRY_ON_MS);
+        self.carries_until = self.carries_until.map(|until| until.min(carry_on));
         if self.session.as_ref().is_none_or(|session| session.tag != tag) {
             self.offered.clear();
             self.candidates.values_mut().for_each(|it| it.handle_session(now, shared));
@@ -178,7 +183,11 @@ impl Peer {
         self.session = None;
         self.hello = None;
         self.hello_again = None;
-        self.link_down.get_or_insert(now);
+        let since = *self.link_down.get_or_insert(now);
+        if self.bound.is_none() && self.carrier.is_some() {
+            // Answers to probes come over the link, so its silent end looks like the path's.
+            self.carries_until = Some(since + ms(LINK_GRACE_MS));
+        }
         self.candidates.values_mut().for_each(|it| it.handle_link_down());
         // The peer may come back from an address that is not trusted.
         self.retire(now, Key::is_plain, shared);
