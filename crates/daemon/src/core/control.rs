@@ -102,8 +102,12 @@ impl Control {
                 () = stopped(&mut stop) => break,
                 event = links.recv() => match event {
                     Some(event) => {
+                        // A message changes no link, and the look at all of them grows with the mesh.
+                        let changes_links = !matches!(event, weft_link::Event::Message { .. });
                         self.handle_link(event);
-                        self.tell_targets();
+                        if changes_links {
+                            self.tell_targets();
+                        }
                     }
                     None => break,
                 },
