@@ -29,7 +29,7 @@ impl Section {
     }
 }
 
-/// What the last daemon was to do. What a configuration file asked for ends with its section there.
+/// The gateway that the last daemon was to serve. One by a section of the configuration file ends with that section.
 pub(super) fn kept(store: &Store, settings: &Settings) -> Result<Option<Wanted>, StoreError> {
     let kept: Option<Option<Wanted>> = store.load(FILE)?;
     let kept = kept.flatten();
@@ -81,7 +81,7 @@ impl Gateway {
         self.section.borrow().as_ref()?.fault.clone()
     }
 
-    /// What the configuration file asks for and is not done yet.
+    /// The request of the configuration file, until it is done.
     pub(super) fn wanted_by_file(&self) -> Option<Wanted> {
         let request = self.section.borrow().as_ref()?.request.clone();
         Some(Wanted { request, is_by_file: true, ..Wanted::default() })

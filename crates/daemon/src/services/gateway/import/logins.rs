@@ -8,7 +8,7 @@ use weft_openvpn::config::{ServerSettings, TokenSettings, VerifyClientCert};
 use super::Imported;
 use crate::services::gateway::login::TOKEN_LIFETIME_S_MAX;
 
-/// What is to be known of lines that are taken.
+/// Notes on lines that are taken.
 const VARIABLES: &str = "its environment has username, common_name, tls_serial_0, tls_serial_hex_0, untrusted_ip, \
     untrusted_ip6, untrusted_port, IV_ and UV_ of the client, and what setenv and setenv-safe say: \
     check that it needs no other variable";
@@ -28,7 +28,7 @@ pub(super) const fn has_no_names(settings: &ServerSettings) -> bool {
     asks_no_certificate && has_login(settings) && !settings.names_by_user
 }
 
-/// What is to be known of a line about logins that is taken.
+/// The note on a line about logins that is taken; `None`: there is nothing to note.
 pub(super) fn note(directive: &str, settings: &ServerSettings) -> Option<&'static str> {
     match directive {
         "auth-user-pass-verify" => Some(VARIABLES),
