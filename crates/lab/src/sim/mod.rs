@@ -398,7 +398,9 @@ impl World {
                 }
             }
             Event::LinkUp { host, peer, up } => {
-                if self.live.contains_key(&up.number) {
+                let known = self.hosts[host].connections.get(&peer).copied();
+                // Of two connections that overlap, both hosts keep the newer.
+                if self.live.contains_key(&up.number) && known < Some(up.number) {
                     let (id, it) = (self.hosts[peer].id, &mut self.hosts[host]);
                     let local = it.knows_address.then_some(it.engine.address);
                     it.connections.insert(peer, up.number);
