@@ -519,6 +519,26 @@ fn a_nat_that_gets_another_address_is_followed_by_the_kernels() {
 }
 
 #[test]
+fn kernels_find_each_other_after_both_change_sides_of_a_nat() {
+    seeds(0..60, |seed| {
+        let mut world = world_with_nat(seed, kernel_only());
+        // Each host has learned where the other was, and neither is there any more.
+        world.hosts[1].nat = None;
+        world.hosts[0].nat = Some(NAT);
+        world.set_address(1, IpAddr::from([10, 1, 1, 1]), s(2));
+        world.set_address(0, IpAddr::from([10, 1, 0, 1]), s(2));
+        world.run(s(3));
+        world.connect(0, 1);
+        world.run(s(20));
+        settled(&mut world);
+        assert_eq!(both_ways(&world), ["kk udp: NAT", "kk udp: NAT"]);
+        steady(&mut world, s(10));
+        world.run(s(11));
+        assert_no_loss(&world);
+    });
+}
+
+#[test]
 fn of_two_peers_at_one_address_the_first_has_the_kernel() {
     seeds(0..60, |seed| {
         let mut world = World::new(seed, vec![both_engines(), both_engines(), both_engines()]);

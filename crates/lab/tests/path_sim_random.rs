@@ -233,5 +233,6 @@ fn after_any_sequence_every_pair_is_on_its_best_path_2() {
 
 #[test]
 fn after_any_sequence_every_pair_is_on_its_best_path_of_either_format() {
-    seeds(0..250, |seed| sequence(seed, ALL_KINDS));
+    // In the last one a peer's packet and its probe come at once from where it has moved to.
+    seeds((0..250).chain([550]), |seed| sequence(seed, ALL_KINDS));
 }

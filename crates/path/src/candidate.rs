@@ -16,7 +16,7 @@ use crate::inbound::{Generation, Inbound, Terms};
 use crate::lanes::Proofs;
 use crate::message::{Accept, Message, Offer, ProbeAnswer, RekeyRequest};
 use crate::pairing::Key;
-use crate::prober::{Prober, Role, Verdict, retry_after};
+use crate::prober::{PROBE_TIMEOUT_MAX_MS, Prober, Role, Verdict, retry_after};
 use crate::room::Room;
 use crate::shared::Shared;
 use crate::status::{PathChange, PathState, PathStatus, Reason};
@@ -72,8 +72,8 @@ struct Outbound {
 struct Learned {
     named: SocketAddr,
     remote: SocketAddr,
-    /// The path had failed and was retried there once.
-    tried: bool,
+    /// Since when the path, which had failed, is tried there.
+    tried: Option<Instant>,
 }
 
 /// A request for a new SA, repeated until one is offered.
@@ -403,6 +403,12 @@ impl Candidate {
         });
         self.accepted.clone_from(&accept);
         self.proofs.keep(|lane| lanes.contains_key(&lane));
+        let goes_back = self.key.is_bound_to_addresses() && self.learned.is_none();
+        if goes_back && self.remote().is_some_and(|before| before != remote) {
+            // The kernel expects the peer's packets on an SA from where it sent to at that SA's installation,
+            // and reports only others. An SA that expects the old address would never show that it still holds.
+            self.inbound.want();
+        }
         let cipher = Some(offer.cipher);
         self.outbound = Some(Outbound { cipher, lanes, accept, installed: now, offered, remote });
         self.request = None;
@@ -488,7 +494,7 @@ impl Candidate {
             // Otherwise a peer's packets could claim the policy of another host.
             return;
         }
-        let learned = Learned { named: outbound.offered, remote, tried: false };
+        let learned = Learned { named: outbound.offered, remote, tried: None };
         let known = self.learned.replace(learned);
         if !self.key.is_bound_to_addresses() {
             outbound.remote = remote;
@@ -500,21 +506,28 @@ impl Candidate {
         }
     }
 
-    /// Tries a failed path once at the learned address, then at the address the peer named, until its packets
+    /// Tries a failed path at the learned address, then at the address the peer named, until its packets
     /// come from elsewhere again. The NAT may be gone, and two hosts that send to stale addresses would never
-    /// hear of each other. This excludes SAs bound to their addresses: the kernel would not report the same
-    /// change again.
-    fn doubt_learned(&mut self, shared: &mut Shared) {
-        let doubted = self.prober.is_dead() && !self.key.is_bound_to_addresses();
+    /// hear of each other. An SA bound to its addresses cannot move, so this host requests another one there.
+    fn doubt_learned(&mut self, now: Instant, shared: &mut Shared) {
         let (Some(learned), Some(outbound)) = (&mut self.learned, &mut self.outbound) else {
             return;
         };
-        if !doubted || !std::mem::replace(&mut learned.tried, true) {
+        if !self.prober.is_dead() {
+            learned.tried = None;
+            return;
+        }
+        // Several events can ask for a probe at once. Each is answered before there is a verdict.
+        if now < *learned.tried.get_or_insert(now) + ms(PROBE_TIMEOUT_MAX_MS) {
+            return;
+        }
+        self.learned = None;
+        if self.key.is_bound_to_addresses() {
+            self.request = outbound.first_spi().map(|spi| Request { spi, at: now });
             return;
         }
         outbound.remote = outbound.offered;
         let (path, remote) = (self.path, outbound.remote);
-        self.learned = None;
         shared.command(EngineCommand::SetRemote { path, remote });
     }
 
@@ -574,7 +587,7 @@ impl Candidate {
             let turn = if waits { turn.take(now, self.path, shared) } else { Ok(()) };
             match turn {
                 Ok(()) => {
-                    self.doubt_learned(shared);
+                    self.doubt_learned(now, shared);
                     let verdict = self.prober.handle_timeout(now, role, shared);
                     self.apply(now, verdict, shared);
                 }

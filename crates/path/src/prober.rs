@@ -20,7 +20,7 @@ use crate::shared::Shared;
 /// Milliseconds after which a probe counts as unanswered: at least ...
 const PROBE_TIMEOUT_MIN_MS: u64 = 500;
 /// ... and at most, for any round trip.
-const PROBE_TIMEOUT_MAX_MS: u64 = 1_000;
+pub(crate) const PROBE_TIMEOUT_MAX_MS: u64 = 1_000;
 /// Milliseconds after which an answer is ignored.
 const PROBE_FORGET_MS: u64 = 5_000;
 /// Probes remembered at once.
