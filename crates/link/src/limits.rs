@@ -23,8 +23,9 @@ pub const SECRET_MAX_BYTES: usize = 1024;
 /// A reason that crosses the wire is cut to this length.
 pub const REASON_MAX_BYTES: usize = 256;
 
-/// Messages that may wait to be sent to one peer; one more ends the link.
-pub const OUTBOX_MAX_MESSAGES: usize = 4096;
+/// Messages that may wait to be sent to one peer; one more ends the link. The greeting of a large mesh has one for
+/// each host on each network.
+pub const OUTBOX_MAX_MESSAGES: usize = 131_072;
 
 /// Bytes that may wait to be sent to one peer; more end the link.
 pub const OUTBOX_MAX_BYTES: usize = 16 << 20;

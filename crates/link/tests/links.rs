@@ -139,6 +139,57 @@ async fn a_restarted_host_replaces_its_old_link_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_greeting_ends_no_link() {
+    let mut a = Host::with_password("p");
+    let mut b = Host::with_password("p");
+    b.dial(&a);
+    a.up().await;
+    b.up().await;
+    // That of a mesh of 200 hosts which share 250 networks.
+    for number in 0..50_000_u32 {
+        b.links.send(a.id(), [number.to_be_bytes(); 50].concat()).unwrap();
+    }
+    for number in 0..50_000_u32 {
+        assert_eq!(a.message().await[..4], number.to_be_bytes());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_of_an_old_link_do_not_come_after_its_successor_is_up() {
+    let mut a = Host::with_password("p");
+    let first = config(password("p"));
+    let second =
+        Config { instance: first.instance ^ 1, succeeds: Some(first.instance), ..first.clone() };
+    let mut old = Host::start(first);
+    old.dial(&a);
+    let before = a.up().await;
+    old.up().await;
+    // More than may wait for the application: the link holds some back.
+    for _ in 0..4_000 {
+        old.links.send(a.id(), vec![0; 2_048]).unwrap();
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let mut new = Host::start(second);
+    new.dial(&a);
+    new.up().await;
+    new.links.send(a.id(), b"last".to_vec()).unwrap();
+    let mut current = before.session_id;
+    loop {
+        match a.next().await {
+            Event::Up { session_id, renewal: false, .. } => current = session_id,
+            Event::Message { session_id, bytes, .. } => {
+                assert_eq!(session_id, current, "of a link that was up before");
+                if bytes == b"last" {
+                    break;
+                }
+            }
+            other => panic!("neither Up nor Message: {other:?}"),
+        }
+    }
+    assert_ne!(current, before.session_id);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_hosts_with_one_identity_the_one_that_is_linked_stays_and_both_are_named() {
     for _ in 0..2 {
         let first = Config { nickname: "original".into(), ..config(password("p")) };

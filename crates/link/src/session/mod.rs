@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quinn::{ConnectionError, RecvStream, SendStream};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{sleep, timeout};
 use weft_crypto::{PeerId, SessionKey};
 
@@ -282,9 +282,9 @@ impl Run {
             match read_frame(&mut recv, MESSAGE_MAX_BYTES).await {
                 Ok(bytes) => {
                     let Some(permit) = inbox.room(bytes.len()).await else { break };
-                    let (peer, session_id) = (self.peer, self.session_id);
-                    let message = Event::Message { peer, session_id, bytes };
-                    self.shared.events.message(message, permit);
+                    if !self.pass_on(bytes, permit) {
+                        break;
+                    }
                 }
                 Err(FrameError::End | FrameError::Lost(_)) => break,
                 Err(FrameError::Bad(reason)) => {
@@ -299,6 +299,20 @@ impl Run {
             }
         }
         self.halves.read.send_replace(true);
+    }
+
+    /// Hands a message to the application. `false`: the link is down, or another has begun anew in its place, and the
+    /// application has been told.
+    fn pass_on(&self, bytes: Vec<u8>, permit: OwnedSemaphorePermit) -> bool {
+        let (peer, session_id) = (self.peer, self.session_id);
+        let state = self.shared.lock();
+        // A renewal keeps the same outbox.
+        let link = state.links.get(&peer);
+        let goes_on = link.is_some_and(|link| Arc::ptr_eq(&link.outbox, &self.outbox));
+        if goes_on {
+            self.shared.events.message(Event::Message { peer, session_id, bytes }, permit);
+        }
+        goes_on
     }
 
     /// Returns when a replaced or lost connection has had its drain time, even if the application
