@@ -333,7 +333,7 @@ impl Control {
             Request::Traffic { reply } => self.traffic(now, reply),
             Request::ToPeer(message) => self.send_for_service(message),
             Request::IsMember { peer, reply } => {
-                let _ = reply.send(self.mesh.peers().iter().any(|known| known.peer == peer));
+                let _ = reply.send(self.mesh.knows(peer));
             }
             Request::Snapshot { reply } => self.snapshot(now, reply),
         }

@@ -97,6 +97,11 @@ impl Mesh {
         self.state.weft.network
     }
 
+    /// Whether a host is one of [`Self::peers`].
+    pub fn knows(&self, peer: PeerId) -> bool {
+        peer == self.config.local || self.members.get(peer).is_some()
+    }
+
     /// All hosts known, this one first.
     pub fn peers(&self) -> Vec<PeerStatus> {
         let via: BTreeSet<PeerId> =
