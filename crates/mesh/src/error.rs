@@ -262,8 +262,8 @@ pub enum Refusal {
         /// The fault in it.
         what: String,
     },
-    /// The table of members is full.
-    #[error("this host knows {max} members, which is the maximum", max = crate::limits::MEMBERS_MAX)]
+    /// The table of members is full, and all of them are alive.
+    #[error("this host knows {max} live members, which is the maximum", max = crate::limits::MEMBERS_MAX)]
     TooManyMembers,
 }
 

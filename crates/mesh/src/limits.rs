@@ -134,6 +134,8 @@ pub const DOUBT_LINGER_S: u64 = 3;
 /// How long a host that was refused as a copy takes itself for one, in seconds; longer than until its next
 /// refusal.
 pub const COPY_HOLD_S: u64 = 90;
+/// How long a generation that a peer has told may wait for a save that has another reason, in seconds.
+pub const GENERATION_SAVE_S: u64 = 60;
 /// How long the endpoints of a host outlive its link, in seconds: a daemon may restart under traffic.
 pub const ENDPOINT_GRACE_S: u64 = 300;
 /// After how long without a sign of life a member is forgotten, in seconds.

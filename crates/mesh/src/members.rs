@@ -91,15 +91,22 @@ impl Members {
         self.0.is_empty()
     }
 
-    /// A member has reported the generation of its state. The next save of the state includes it.
-    pub(crate) fn note_generation(&mut self, peer: PeerId, generation: u64) {
-        if let Some(member) = self.0.get_mut(&peer) {
-            member.generation = member.generation.max(generation);
-        }
+    /// A member has reported the generation of its state. Returns whether it is the highest so far.
+    pub(crate) fn note_generation(&mut self, peer: PeerId, generation: u64) -> bool {
+        let Some(member) = self.0.get_mut(&peer) else { return false };
+        let is_news = generation > member.generation;
+        member.generation = member.generation.max(generation);
+        is_news
     }
 
     pub(crate) fn has_room_for(&self, peer: PeerId) -> bool {
         self.0.len() < MEMBERS_MAX || self.0.contains_key(&peer)
+    }
+
+    /// The member without a sign of life for longest, but those that are `alive`.
+    pub(crate) fn oldest(&self, alive: &BTreeSet<PeerId>) -> Option<PeerId> {
+        let gone = self.0.iter().filter(|(peer, _)| !alive.contains(peer));
+        gone.min_by_key(|(_, member)| member.last_seen).map(|(peer, _)| *peer)
     }
 
     /// A link came up: the member's own statement replaces those of others, its first address is the link's.

@@ -94,6 +94,8 @@ pub struct Mesh {
     mark: u64,
     /// The generation that peers were told.
     generation_told: u64,
+    /// When to save what peers told of theirs; `None`: all of it is saved.
+    generations_at: Option<Instant>,
     outputs: VecDeque<Output>,
     storage: Storage,
     links: BTreeMap<PeerId, Link>,
@@ -138,6 +140,7 @@ impl Mesh {
             standing,
             mark: state.mark(),
             generation_told: state.generation,
+            generations_at: None,
             outputs: VecDeque::new(),
             storage: Storage::new(state.clone()),
             is_behind: false,
@@ -199,6 +202,7 @@ impl Mesh {
         remote: SocketAddr,
     ) -> Result<(), Refusal> {
         self.check_hello(peer, &hello)?;
+        self.make_room_for_member(now, peer)?;
         self.is_back(peer);
         self.drop_link(now, peer);
         let link = Link {
@@ -273,6 +277,7 @@ impl Mesh {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.expire_endpoints(now);
         self.drive_storage(now);
+        self.dirty |= self.generations_at.take_if(|at| *at <= now).is_some();
         if self.forget_at <= now {
             self.forget_at = now + Duration::from_secs(FORGET_CHECK_S);
             self.forget_old(now);
@@ -291,6 +296,7 @@ impl Mesh {
         let resync = self.links.values().filter_map(|link| link.resync_at).min();
         let times = [
             Some(self.forget_at),
+            self.generations_at,
             self.next_network_time(),
             self.members.next_dial(),
             self.standing.next(),
@@ -403,6 +409,7 @@ impl Mesh {
             self.state.generation += 1;
         }
         self.state.members = self.members.saved();
+        self.generations_at = None;
         self.state.clone()
     }
 
@@ -544,9 +551,6 @@ impl Mesh {
         {
             return Err(Refusal::Range6 { host, theirs, ours });
         }
-        if !self.members.has_room_for(peer) {
-            return Err(Refusal::TooManyMembers);
-        }
         Ok(())
     }
 
@@ -632,7 +636,7 @@ impl Mesh {
             }
             Message::Known { generation } => self.handle_known(now, peer, generation)?,
             Message::KnownAsked => self.send_known(peer),
-            Message::Generation { generation } => self.handle_generation(peer, generation)?,
+            Message::Generation { generation } => self.handle_generation(now, peer, generation)?,
             Message::Naming { naming } => self.handle_naming(peer, &naming)?,
             about_a_network => self.dispatch_on(now, (peer, Vni::WEFT), about_a_network)?,
         }

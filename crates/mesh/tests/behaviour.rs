@@ -328,6 +328,26 @@ fn a_member_without_a_sign_of_life_is_forgotten() {
 }
 
 #[test]
+fn what_peers_tell_of_their_states_is_saved_within_a_minute() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 7);
+    drain(&mut mesh);
+    let is_save = |output: &Output| matches!(output, Output::Persist(_));
+    for generation in 40..50 {
+        mesh.handle_message(now, id(7), Message::Generation { generation }).unwrap();
+        assert!(!drain(&mut mesh).iter().any(is_save), "each change of a peer is no write here");
+    }
+    let due = now + Duration::from_secs(limits::GENERATION_SAVE_S);
+    assert!(mesh.poll_timeout().unwrap() <= due);
+    mesh.handle_timeout(due);
+    assert!(saved(&mut mesh).contains("\"generation\":49"));
+    mesh.handle_message(due, id(7), Message::Generation { generation: 49 }).unwrap();
+    mesh.handle_timeout(due + Duration::from_secs(limits::GENERATION_SAVE_S));
+    assert!(!drain(&mut mesh).iter().any(is_save), "it is no news");
+}
+
+#[test]
 fn a_host_that_the_user_forgot_stays_so_whatever_others_tell_until_somebody_is_linked_with_it() {
     let now = Instant::now();
     let mut mesh = founder(now, "10.9.0.0/24");

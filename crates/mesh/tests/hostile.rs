@@ -221,6 +221,37 @@ impl Source {
 }
 
 #[test]
+fn members_that_are_gone_keep_no_host_out_that_has_a_link() {
+    let now = Instant::now();
+    let mut mesh = founder(now, RANGE);
+    link(&mut mesh, now, 1);
+    let gone = |number: &usize| {
+        let mut bytes = [0xee; 32];
+        bytes[..8].copy_from_slice(&number.to_be_bytes());
+        MemberInfo {
+            peer: PeerId::from_bytes(bytes),
+            nickname: format!("gone{number}"),
+            addresses: Vec::new(),
+            gone: Vec::new(),
+            age_s: 10,
+        }
+    };
+    let numbers: Vec<usize> = (0..limits::MEMBERS_MAX).collect();
+    for some in numbers.chunks(limits::MEMBERS_PER_MESSAGE_MAX) {
+        let members = some.iter().map(gone).collect();
+        mesh.handle_message(now, id(1), Message::Members { members }).unwrap();
+    }
+    // This host is in the list as well.
+    let known = |mesh: &Mesh| mesh.peers().len() - 1;
+    assert_eq!(known(&mesh), limits::MEMBERS_MAX);
+    link(&mut mesh, now, 2);
+    assert_eq!(known(&mesh), limits::MEMBERS_MAX);
+    for peer in [1, 2] {
+        assert!(mesh.peers().iter().any(|it| it.peer == id(peer) && it.linked), "{peer}");
+    }
+}
+
+#[test]
 fn no_message_makes_a_host_panic_or_lose_what_is_its_own() {
     for seed in 0..400 {
         let mut source = Source(ChaCha8Rng::seed_from_u64(seed));

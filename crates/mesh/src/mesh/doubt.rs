@@ -16,8 +16,8 @@ use super::{Change, Mesh, Output};
 use crate::config::Origin;
 use crate::error::MeshError;
 use crate::limits::{
-    ANNOUNCEMENT_VERSION_MAX, COPY_HOLD_S, DOUBT_ALONE_S, DOUBT_LINGER_S, NAME_BYTES_MAX,
-    RELAYED_VERSION_MAX,
+    ANNOUNCEMENT_VERSION_MAX, COPY_HOLD_S, DOUBT_ALONE_S, DOUBT_LINGER_S, GENERATION_SAVE_S,
+    NAME_BYTES_MAX, RELAYED_VERSION_MAX,
 };
 use crate::members::Members;
 use crate::message::Message;
@@ -172,16 +172,20 @@ impl Mesh {
         }
     }
 
-    /// A peer says which generation its own state has.
+    /// A peer says which generation its own state has. It is saved soon: each change on any host would be a write on
+    /// all others.
     pub(crate) fn handle_generation(
         &mut self,
+        now: Instant,
         peer: PeerId,
         generation: u64,
     ) -> Result<(), MeshError> {
         if generation > ANNOUNCEMENT_VERSION_MAX {
             return Err(MeshError::Malformed { peer, what: "an impossible generation" });
         }
-        self.members.note_generation(peer, generation);
+        if self.members.note_generation(peer, generation) {
+            self.generations_at.get_or_insert(now + Duration::from_secs(GENERATION_SAVE_S));
+        }
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use weft_packet::vxlan::Vni;
 
 use super::{Change, Link, Mesh, Output};
 use crate::endpoint::{EndpointChanges, EndpointInfo, EndpointTable, HostNames};
-use crate::error::MeshError;
+use crate::error::{MeshError, Refusal};
 use crate::limits::{
     ADDRESSES_PER_MEMBER_MAX, CONNECTIONS_PER_MESSAGE_MAX, ENDPOINTS_PER_MESSAGE_MAX,
     ENDPOINTS_PER_MESSAGE_SENT, ENDPOINTS_PER_PEER_MAX, MEMBERS_MAX, MEMBERS_PER_MESSAGE_MAX,
@@ -151,10 +151,31 @@ impl Mesh {
     pub(crate) fn forget_old(&mut self, now: Instant) {
         let alive = self.refresh_members(now);
         for peer in self.members.forget_old(now, &alive) {
-            self.drop_endpoints_of(peer);
-            self.dirty = true;
-            self.emit(Output::Changed(Change::MemberForgotten { peer }));
+            self.member_gone(peer);
         }
+    }
+
+    fn member_gone(&mut self, peer: PeerId) {
+        self.drop_endpoints_of(peer);
+        self.dirty = true;
+        self.emit(Output::Changed(Change::MemberForgotten { peer }));
+    }
+
+    /// Makes room for a host that has a link. If the table is full, the member without a sign of life for longest
+    /// goes.
+    pub(crate) fn make_room_for_member(
+        &mut self,
+        now: Instant,
+        peer: PeerId,
+    ) -> Result<(), Refusal> {
+        if self.members.has_room_for(peer) {
+            return Ok(());
+        }
+        let alive = self.refresh_members(now);
+        let oldest = self.members.oldest(&alive).ok_or(Refusal::TooManyMembers)?;
+        self.members.forget(oldest);
+        self.member_gone(oldest);
+        Ok(())
     }
 
     /// Marks every host as seen that is linked with this host or with one of its peers; returns them.
