@@ -42,6 +42,8 @@ pub(super) struct World {
     pub(super) writes_left: Option<u32>,
     /// Why every verb fails.
     pub(super) broken: Option<BackendError>,
+    /// Why no link can be removed.
+    pub(super) stuck: Option<BackendError>,
     pub(super) is_ready: bool,
     /// The engine has set up all links that it was given.
     pub(super) is_set_up: bool,
@@ -68,6 +70,7 @@ impl World {
             disk_delay: Duration::ZERO,
             writes_left: None,
             broken: None,
+            stuck: None,
             is_ready: true,
             is_set_up: true,
             delay: Duration::ZERO,
@@ -130,6 +133,9 @@ impl World {
 
     pub(super) fn undo(&mut self, undo: Undo) -> Result<(), BackendError> {
         if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
+        if let (Undo::RemoveLink { .. }, Some(error)) = (&undo, &self.stuck) {
             return Err(error.clone());
         }
         match undo {

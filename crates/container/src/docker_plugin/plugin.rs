@@ -288,12 +288,12 @@ impl<B: Backend> Shared<B> {
         if reply.is_closed() { Err(BackendError::GivenUp) } else { outcome }
     }
 
-    /// Takes things back, each within a limit of time.
-    async fn undo_all(&self, undos: Undos, limit_ms: u64) {
+    /// Takes things back, each within a limit of time, and those that have waited for them.
+    async fn undo_all(&self, mut undos: Undos, limit_ms: u64) {
         if undos.is_empty() {
             return;
         }
-        for undo in undos {
+        while let Some(undo) = undos.pop_first() {
             let _held = self.hold(Key::of_undo(&undo)).await;
             if !self.state.lock().await.begin_undo(&undo) {
                 continue;
@@ -307,7 +307,9 @@ impl<B: Backend> Shared<B> {
             if let Some(error) = &error {
                 tracing::warn!(%error, ?undo, "something of Docker's is not taken back yet");
             }
-            self.state.lock().await.handle_undone(&undo, error.is_none());
+            let mut state = self.state.lock().await;
+            state.handle_undone(&undo, error.is_none());
+            undos.extend(drain(&mut state));
         }
         self.change(Change::Undone).await;
     }

@@ -283,6 +283,53 @@ async fn a_failed_removal_is_tried_again() {
     docker.assert_clean().await;
 }
 
+/// Docker gives an address back also where its interface could not be removed.
+#[tokio::test]
+async fn an_address_stays_taken_until_its_link_is_gone() {
+    let docker = Docker::new();
+    let network = ready(&docker).await;
+    let web = docker.run(&network, Run { endpoint: "e1", ..Run::default() }).await.unwrap();
+    docker.daemon.world().stuck = Some(broken());
+    docker.stop(&web).await;
+    assert!(docker.daemon.world().links.contains_key("e1"));
+    let other = docker.run(&network, Run { endpoint: "e2", ..Run::default() }).await.unwrap();
+    assert_ne!(other.ip, web.ip);
+    // Over a restart, and a try that fails again.
+    let docker = docker.restart();
+    let listing = docker.daemon.world().listing();
+    docker.plugin.reconcile(&listing).await;
+    let ip = web.ip.split('/').next().unwrap();
+    docker.address(&network.pool_id, ip, Value::Null).await.unwrap_err();
+    docker.daemon.world().stuck = None;
+    let listing = docker.daemon.world().listing();
+    docker.plugin.reconcile(&listing).await;
+    assert!(!docker.daemon.world().links.contains_key("e1"));
+    let again = docker.run(&network, Run { endpoint: "e3", ip, ..Run::default() }).await.unwrap();
+    assert_eq!(again.ip, web.ip);
+    docker.stop(&again).await;
+    docker.stop(&other).await;
+    docker.remove(&network).await;
+    docker.assert_clean().await;
+}
+
+#[tokio::test]
+async fn a_network_stays_until_its_last_link_is_gone() {
+    let docker = Docker::new();
+    let options = json!({"network": "shop"});
+    let create = Create { id: "n1", options, subnet: "10.40.0.0/16", ..Create::default() };
+    let network = docker.create(create).await.unwrap();
+    let web = docker.run(&network, Run { endpoint: "e1", ..Run::default() }).await.unwrap();
+    docker.daemon.world().stuck = Some(broken());
+    docker.stop(&web).await;
+    docker.remove(&network).await;
+    assert_eq!(docker.daemon.world().networks.len(), 2);
+    assert_eq!(docker.daemon.world().held.len(), 1);
+    docker.daemon.world().stuck = None;
+    let listing = docker.daemon.world().listing();
+    docker.plugin.reconcile(&listing).await;
+    docker.assert_clean().await;
+}
+
 #[tokio::test]
 async fn a_join_that_fails_leaves_no_link_and_the_container_can_start_again() {
     let docker = Docker::new();

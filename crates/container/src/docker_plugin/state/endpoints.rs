@@ -1,6 +1,6 @@
 //! `NetworkDriver.CreateEndpoint`, `Join`, `Leave`, `DeleteEndpoint`, `EndpointOperInfo`.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -12,7 +12,10 @@ use super::super::requests::{AddressRequest, BackendError, Link, LinkRequest};
 use super::super::wire::{
     Answer, CreateEndpoint, EndpointRef, Interface, InterfaceName, ON_LINK, StaticRoute,
 };
-use super::{Action, ENDPOINTS_MAX, Endpoint, Outcome, Phase, State, Step, Stepped, Undo, Work};
+use super::{
+    Action, ENDPOINTS_MAX, Endpoint, Outcome, Phase, Plugged, Pool, State, Step, Stepped, Undo,
+    Work,
+};
 
 /// The longest name of a link, in bytes (IFNAMSIZ less the final zero).
 const INTERFACE_NAME_BYTES_MAX: usize = 15;
@@ -217,13 +220,13 @@ impl State {
         let JoinWork { endpoint: id, sandbox, guard } = work;
         let result = match (outcome, self.endpoints.get_mut(&id)) {
             (Ok(Outcome::Link(link)), Some(endpoint)) => endpoint.join(link, sandbox),
-            (Ok(_), None) => Err(PluginError::UnknownEndpoint { endpoint: id }),
+            (Ok(_), None) => Err(PluginError::UnknownEndpoint { endpoint: id.clone() }),
             (Ok(_), _) => Err(PluginError::Internal("a link was answered with something else")),
             (Err(error), _) => Err(error.into()),
         };
         match (guard, &result) {
             (Some(guard), Ok(_)) => self.keep(&guard),
-            (Some(guard), Err(_)) => self.take_back(guard),
+            (Some(_), Err(_)) => self.unplug(&id),
             (None, _) => {}
         }
         result.map(Step::answer)
@@ -237,7 +240,7 @@ impl State {
         {
             endpoint.phase = Phase::Created;
             endpoint.sandbox.clear();
-            self.take_back(Undo::RemoveLink { endpoint: id.clone() });
+            self.unplug(id);
         }
         Step::done()
     }
@@ -262,15 +265,46 @@ impl State {
         Ok(Step::act(Action::LinkFacts { endpoint }, Work::Facts))
     }
 
-    /// Forgets an endpoint; removes its link and releases the addresses that it has taken itself.
+    /// Forgets an endpoint; removes its link and releases the addresses that it has taken itself. Its network is
+    /// still known.
     pub(super) fn forget_endpoint(&mut self, id: &str, allocator: &NetworkName) {
-        let Some(endpoint) = self.endpoints.remove(id) else { return };
-        if endpoint.phase == Phase::Joined {
-            self.take_back(Undo::RemoveLink { endpoint: id.to_owned() });
+        let Some(phase) = self.endpoints.get(id).map(|endpoint| endpoint.phase) else { return };
+        match phase {
+            Phase::Joined => self.unplug(id),
+            // A Join may be under way, or the removal of the link has failed.
+            Phase::Created => {
+                if self.undo.contains(&Undo::RemoveLink { endpoint: id.to_owned() }) {
+                    self.note_plugged(id);
+                }
+            }
         }
-        for owner in endpoint.owners {
+        let owners = self.endpoints.remove(id).map(|endpoint| endpoint.owners);
+        for owner in owners.into_iter().flatten() {
             self.take_back(Undo::Release { allocator: allocator.clone(), owner });
         }
+    }
+
+    /// Removes an endpoint's link.
+    fn unplug(&mut self, id: &str) {
+        self.note_plugged(id);
+        self.take_back(Undo::RemoveLink { endpoint: id.to_owned() });
+    }
+
+    /// An endpoint's link is to be removed, and its addresses and network are to go after it.
+    fn note_plugged(&mut self, id: &str) {
+        let Some(endpoint) = self.endpoints.get(id) else { return };
+        let Some(network) = self.networks.get(&endpoint.network) else { return };
+        let has = |address: IpAddr| endpoint.addresses.iter().any(|net| net.addr() == address);
+        let is_its = |pool: &&Pool| {
+            pool.binding.as_ref().is_some_and(|binding| binding.allocator == network.allocator)
+        };
+        let leases = self.pools.values().filter(is_its).flat_map(|pool| pool.leases.iter());
+        let leases = leases.filter(|(address, _)| has(**address));
+        let leased = leases.filter_map(|(_, lease)| lease.owner.as_ref());
+        let owners: Vec<String> = endpoint.owners.iter().chain(leased).cloned().collect();
+        let network = network.name.clone();
+        let new = || Plugged { network, owners: BTreeSet::new() };
+        self.plugged.entry(id.to_owned()).or_insert_with(new).owners.extend(owners);
     }
 
     /// Forgets the endpoint that has an address of this allocator.

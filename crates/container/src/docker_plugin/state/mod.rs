@@ -60,6 +60,9 @@ pub struct State {
     endpoints: BTreeMap<String, Endpoint>,
     pools: BTreeMap<String, Pool>,
     undo: BTreeSet<Undo>,
+    /// Links that are still to be removed, by endpoint.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    plugged: BTreeMap<String, Plugged>,
     #[serde(skip)]
     volatile: Volatile,
 }
@@ -109,6 +112,14 @@ enum Phase {
     Created,
     /// With a link.
     Joined,
+}
+
+/// A link that is still to be removed. Until it is, nobody else may have its addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Plugged {
+    network: NetworkName,
+    /// Owners of its addresses.
+    owners: BTreeSet<String>,
 }
 
 /// A range from which Docker asks for addresses.
@@ -234,6 +245,17 @@ enum Work {
 
 type Stepped = Result<Step, PluginError>;
 
+impl Plugged {
+    /// Whether something is to be taken back after the link.
+    fn holds(&self, undo: &Undo) -> bool {
+        match undo {
+            Undo::RemoveLink { .. } => false,
+            Undo::Release { owner, .. } => self.owners.contains(owner),
+            Undo::CloseNetwork { network } => *network == self.network,
+        }
+    }
+}
+
 impl Step {
     fn act(action: Action, work: Work) -> Self {
         Self::Act(action, Pending(work))
@@ -326,14 +348,24 @@ impl State {
         if is_wanted {
             self.undo.remove(undo);
         }
-        self.undo.contains(undo) && self.volatile.in_flight.insert(undo.clone())
+        let is_early = self.plugged.values().any(|link| link.holds(undo));
+        let is_due = self.undo.contains(undo) && !is_early;
+        is_due && self.volatile.in_flight.insert(undo.clone())
     }
 
-    /// The undo has been performed, or has failed and is to be tried again later.
+    /// The undo has been performed, or has failed and is to be tried again later. Once a link is gone,
+    /// [`poll_undo`](Self::poll_undo) gives what has waited for that.
     pub fn handle_undone(&mut self, undo: &Undo, success: bool) {
         self.volatile.in_flight.remove(undo);
-        if success {
-            self.undo.remove(undo);
+        if !success {
+            return;
+        }
+        self.undo.remove(undo);
+        if let Undo::RemoveLink { endpoint } = undo
+            && let Some(gone) = self.plugged.remove(endpoint)
+        {
+            let freed = self.undo.iter().filter(|undo| gone.holds(undo)).cloned();
+            self.volatile.fresh.extend(freed);
         }
     }
 
@@ -356,6 +388,7 @@ impl State {
             && self.endpoints == other.endpoints
             && self.pools == other.pools
             && self.undo == other.undo
+            && self.plugged == other.plugged
     }
 
     /// Stores that an action is about to take something.

@@ -300,12 +300,13 @@ impl State {
 
     /// Forgets a network with all its endpoints.
     pub(super) fn forget_network(&mut self, id: &str) {
-        let Some(network) = self.networks.remove(id) else { return };
+        let Some(network) = self.networks.get(id).cloned() else { return };
         let of_network = self.endpoints.iter().filter(|(_, endpoint)| endpoint.network == id);
         let endpoints: Vec<String> = of_network.map(|(id, _)| id.clone()).collect();
         for endpoint in endpoints {
             self.forget_endpoint(&endpoint, &network.allocator);
         }
+        self.networks.remove(id);
         self.close_unused(&network.name);
     }
 }
