@@ -53,6 +53,8 @@ pub(crate) struct NetworkList {
 pub(crate) struct Networks {
     local: PeerId,
     held: watch::Sender<HeldList>,
+    /// Those that are on the disk.
+    saved: HeldList,
     last_serial: u64,
     unsaved: Vec<(HeldReply, Vni)>,
 }
@@ -64,7 +66,8 @@ impl Networks {
         held: impl Iterator<Item = &'a NetworkDefinition>,
     ) -> Self {
         let (told, _) = watch::channel(Arc::default());
-        let mut networks = Self { local, held: told, last_serial: 0, unsaved: Vec::new() };
+        let (saved, unsaved) = (HeldList::default(), Vec::new());
+        let mut networks = Self { local, held: told, saved, last_serial: 0, unsaved };
         networks.follow(held);
         networks
     }
@@ -120,10 +123,7 @@ impl Networks {
                     Err(error) => _ = reply.send(Err(error)),
                 }
             }
-            NetworkRequest::Join { name, reply } => match mesh.join_network(now, &name) {
-                Ok(vni) => self.unsaved.push((reply, vni)),
-                Err(error) => _ = reply.send(Err(error)),
-            },
+            NetworkRequest::Join { name, reply } => self.join(now, &name, reply, mesh),
             NetworkRequest::Remove { name, reply } => {
                 let _ = reply.send(mesh.remove_network(now, &name));
             }
@@ -148,13 +148,28 @@ impl Networks {
         }
     }
 
-    /// Tells the service which networks this host holds, and users that theirs is saved.
+    /// Holds a network for a container. One that is on the disk waits for no write: there may always be another.
+    fn join(&mut self, now: Instant, name: &str, reply: HeldReply, mesh: &mut Mesh) {
+        match mesh.join_network(now, name) {
+            Ok(vni) => match self.find(vni).filter(|held| self.saved.contains(held)) {
+                Some(held) => _ = reply.send(Ok(held)),
+                None => self.unsaved.push((reply, vni)),
+            },
+            Err(error) => _ = reply.send(Err(error)),
+        }
+    }
+
+    /// Tells the service which networks this host holds, and users that theirs is saved. The caller has polled all
+    /// outputs of the mesh, unless its state is being saved.
     pub(super) fn settle(&mut self, mesh: &Mesh, is_saving: bool) {
         self.follow(mesh.held_networks());
-        if is_saving || self.unsaved.is_empty() {
+        if is_saving {
             return;
         }
         let failure = mesh.save_failure();
+        if failure.is_none() {
+            self.saved = Arc::clone(&self.held.borrow());
+        }
         for (reply, vni) in std::mem::take(&mut self.unsaved) {
             let result = match (failure, self.find(vni)) {
                 (Some(why), _) => Err(NetworkError::NotSaved { why: why.to_owned() }),
@@ -182,6 +197,10 @@ pub(super) fn endpoint_of(info: &EndpointInfo) -> Endpoint {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use weft_mesh::{Config, Founding};
+
     use super::*;
 
     fn held(networks: &Networks) -> Vec<(String, u64)> {
@@ -204,5 +223,37 @@ mod tests {
         assert_eq!(held(&networks), [("shop".to_owned(), 3), ("prod".to_owned(), 2)]);
         networks.follow(std::iter::empty());
         assert_eq!(held(&networks), []);
+    }
+
+    #[test]
+    fn a_join_waits_until_its_network_is_saved_and_for_no_other_write() {
+        let (now, local) = (Instant::now(), PeerId::from_bytes([1; 32]));
+        let config = Config { founding: Founding::Found, ..Config::new(local, "one", 6_783) };
+        let mut mesh = Mesh::new(now, config, None, [7; 32]).unwrap();
+        let mut networks = Networks::new(local, mesh.held_networks());
+        let join = |networks: &mut Networks, mesh: &mut Mesh| {
+            let (reply, answer) = oneshot::channel();
+            networks.join(now, "shop", reply, mesh);
+            networks.settle(mesh, true);
+            answer
+        };
+        let shop = NetworkDefinition::new("shop");
+        mesh.create_network(now, shop.clone()).unwrap();
+        networks.settle(&mesh, true);
+        let mut first = join(&mut networks, &mut mesh);
+        assert!(first.try_recv().is_err());
+        networks.settle(&mesh, false);
+        let saved = first.try_recv().unwrap().unwrap();
+        // Something else is being written.
+        assert_eq!(join(&mut networks, &mut mesh).try_recv().unwrap().unwrap(), saved);
+        // The network ends and begins again before that is on the disk.
+        mesh.remove_network(now, "shop").unwrap();
+        networks.settle(&mesh, true);
+        mesh.create_network(now, shop).unwrap();
+        networks.settle(&mesh, true);
+        let mut last = join(&mut networks, &mut mesh);
+        assert!(last.try_recv().is_err());
+        networks.settle(&mesh, false);
+        assert_ne!(last.try_recv().unwrap().unwrap(), saved);
     }
 }
