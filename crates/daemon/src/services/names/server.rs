@@ -91,8 +91,8 @@ struct Server {
     listeners: watch::Receiver<Vec<Listener>>,
     queries: mpsc::Receiver<Incoming>,
     intake: Intake,
-    /// Listeners that receive.
-    open: BTreeMap<SocketAddr, (Listener, AbortHandle)>,
+    /// Listeners that receive, by their addresses.
+    open: BTreeMap<SocketAddr, (watch::Sender<Arc<Listener>>, AbortHandle)>,
     tasks: JoinSet<Ended>,
     cache: Cache,
     waiting: Waiting,
@@ -387,11 +387,11 @@ impl Server {
         self.zone = zone;
     }
 
-    /// Opens listeners that are new or failed before, and closes those that are gone.
+    /// Opens listeners that are new or failed before, changes those that stay, and closes those that are gone.
     async fn open_listeners(&mut self) {
         let wanted = self.listeners.borrow_and_update().clone();
-        self.open.retain(|_, (listener, task)| {
-            let stays = wanted.contains(listener);
+        self.open.retain(|address, (_, task)| {
+            let stays = wanted.iter().any(|listener| listener.address == *address);
             if !stays {
                 task.abort();
             }
@@ -401,16 +401,19 @@ impl Server {
         let mut failed = Vec::new();
         for listener in wanted {
             let address = listener.address;
-            if self.open.contains_key(&address) {
+            // It keeps its sockets: queries under way hold them, so that others could not be bound.
+            if let Some((current, _)) = self.open.get(&address) {
+                current.send_replace(Arc::new(listener));
                 continue;
             }
             match bind(address).await {
                 Ok(sockets) => {
-                    let (own, intake) = (Arc::new(listener.clone()), self.intake.clone());
+                    let (current, own) = watch::channel(Arc::new(listener));
+                    let intake = self.intake.clone();
                     let task = self.tasks.spawn(async move {
                         Ended::Listener(address, listen(sockets, own, intake).await)
                     });
-                    self.open.insert(address, (listener, task));
+                    self.open.insert(address, (current, task));
                 }
                 Err(error) => failed.push(listener.refused(&error)),
             }

@@ -410,6 +410,43 @@ async fn listeners_come_and_go_and_a_taken_address_is_told_and_tried_again() {
 }
 
 #[tokio::test]
+async fn a_listener_that_changes_keeps_its_connections_and_loses_no_query() {
+    in_time(async {
+        let silent: Manner = |_, _| None;
+        let (address, asked) = upstream(silent).await;
+        let service = start(vec![address]).await;
+        let ask = query("web.weft.local");
+        let mut stream = TcpStream::connect(service.address).await.unwrap();
+        assert_eq!(by_tcp(&mut stream, &ask).await.answers.len(), 1);
+        // The answer to this query is still waited for, and its socket with it.
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        socket.send_to(&query("slow.example.org"), service.address).await.unwrap();
+        while asked.lock().unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let vault = Scope::Network("vault".into());
+        let vault = Listener { scope: vault, ..listener(service.address) };
+        let strange = Listener { clients: vec![], ..vault.clone() };
+        service.names.listeners.send_replace(vec![vault]);
+        while by_tcp(&mut stream, &ask).await.metadata.response_code != ResponseCode::NXDomain {}
+        // One query, sent once.
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        socket.send_to(&ask, service.address).await.unwrap();
+        let mut buffer = vec![0; 4_096];
+        let (length, _) = socket.recv_from(&mut buffer).await.unwrap();
+        let answer = Message::from_vec(&buffer[..length]).unwrap();
+        assert_eq!(answer.metadata.response_code, ResponseCode::NXDomain);
+        // A client that is none any more has no connection either.
+        service.names.listeners.send_replace(vec![strange]);
+        while service.udp("web").await.metadata.response_code != ResponseCode::Refused {}
+        stream.write_u16(ask.len() as u16).await.unwrap();
+        stream.write_all(&ask).await.unwrap();
+        assert!(stream.read_u16().await.is_err());
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_client_over_its_rate_is_counted_and_others_are_answered() {
     in_time(async {
         let (address, _) = upstream(HONEST).await;

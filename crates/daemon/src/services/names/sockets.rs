@@ -145,19 +145,22 @@ pub(crate) async fn bind(address: SocketAddr) -> io::Result<(UdpSocket, TcpListe
     Ok((udp, tcp))
 }
 
+/// A listener as it is now. All but its address may change.
+type Current = watch::Receiver<Arc<Listener>>;
+
 /// Receives queries until a socket fails.
 pub(crate) async fn listen(
     (udp, tcp): (UdpSocket, TcpListener),
-    listener: Arc<Listener>,
+    current: Current,
     intake: Intake,
 ) -> io::Error {
     tokio::select! {
-        error = receive(Arc::new(udp), Arc::clone(&listener), intake.clone()) => error,
-        error = accept(tcp, listener, intake) => error,
+        error = receive(Arc::new(udp), current.clone(), intake.clone()) => error,
+        error = accept(tcp, current, intake) => error,
     }
 }
 
-async fn receive(socket: Arc<UdpSocket>, listener: Arc<Listener>, intake: Intake) -> io::Error {
+async fn receive(socket: Arc<UdpSocket>, current: Current, intake: Intake) -> io::Error {
     let mut buffer = vec![0; QUERY_BYTES_MAX + 1];
     loop {
         let (length, from) = match socket.recv_from(&mut buffer).await {
@@ -168,6 +171,7 @@ async fn receive(socket: Arc<UdpSocket>, listener: Arc<Listener>, intake: Intake
             }
             Err(error) => return error,
         };
+        let listener = Arc::clone(&current.borrow());
         let client = intake.client(&listener, from.ip());
         let Some(bytes) = buffer.get(..length).filter(|_| length <= QUERY_BYTES_MAX) else {
             intake.counters.count(Counter::Malformed);
@@ -178,7 +182,6 @@ async fn receive(socket: Arc<UdpSocket>, listener: Arc<Listener>, intake: Intake
             continue;
         }
         let back = Back::Udp(Arc::clone(&socket), from);
-        let listener = Arc::clone(&listener);
         let incoming = Incoming { bytes: bytes.to_vec(), client, listener, back };
         if intake.queue.try_send(incoming).is_err() {
             intake.counters.count(Counter::Overloaded);
@@ -186,7 +189,7 @@ async fn receive(socket: Arc<UdpSocket>, listener: Arc<Listener>, intake: Intake
     }
 }
 
-async fn accept(socket: TcpListener, listener: Arc<Listener>, intake: Intake) -> io::Error {
+async fn accept(socket: TcpListener, current: Current, intake: Intake) -> io::Error {
     let mut open: JoinSet<IpAddr> = JoinSet::new();
     let mut clients: BTreeMap<IpAddr, usize> = BTreeMap::new();
     loop {
@@ -212,7 +215,7 @@ async fn accept(socket: TcpListener, listener: Arc<Listener>, intake: Intake) ->
             }
             Err(error) => return error,
         };
-        let client = intake.client(&listener, from.ip());
+        let client = intake.client(&current.borrow(), from.ip());
         // Strangers take no place of a client.
         if !client.is_served {
             intake.counters.count(Counter::Strangers);
@@ -224,10 +227,10 @@ async fn accept(socket: TcpListener, listener: Arc<Listener>, intake: Intake) ->
             continue;
         }
         clients.insert(client.key, count + 1);
-        let (listener, intake) = (Arc::clone(&listener), intake.clone());
+        let (current, intake) = (current.clone(), intake.clone());
         open.spawn(async move {
             // A client that ends its connection is no error.
-            let _ = converse(stream, client, listener, intake).await;
+            let _ = converse(stream, from.ip(), current, intake).await;
             client.key
         });
     }
@@ -236,18 +239,23 @@ async fn accept(socket: TcpListener, listener: Arc<Listener>, intake: Intake) ->
 /// Answers the queries of one connection, one after the other.
 async fn converse(
     mut stream: TcpStream,
-    client: Client,
-    listener: Arc<Listener>,
+    source: IpAddr,
+    current: Current,
     intake: Intake,
 ) -> io::Result<()> {
     let idle = Duration::from_millis(CONNECTION_IDLE_MS);
     loop {
         let bytes = timeout(idle, read_message(&mut stream, QUERY_BYTES_MAX)).await??;
+        let listener = Arc::clone(&current.borrow());
+        let client = intake.client(&listener, source);
+        if !client.is_served {
+            intake.counters.count(Counter::Strangers);
+            return Ok(());
+        }
         if !intake.admits(client) {
             return Ok(());
         }
         let (back, answer) = oneshot::channel();
-        let listener = Arc::clone(&listener);
         let incoming = Incoming { bytes, client, listener, back: Back::Tcp(back) };
         if intake.queue.try_send(incoming).is_err() {
             intake.counters.count(Counter::Overloaded);
