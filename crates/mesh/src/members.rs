@@ -103,7 +103,7 @@ impl Members {
         self.0.len() < MEMBERS_MAX || self.0.contains_key(&peer)
     }
 
-    /// The member without a sign of life for longest, but those that are `alive`.
+    /// The member that was last seen the longest ago, among those that are not `alive`.
     pub(crate) fn oldest(&self, alive: &BTreeSet<PeerId>) -> Option<PeerId> {
         let gone = self.0.iter().filter(|(peer, _)| !alive.contains(peer));
         gone.min_by_key(|(_, member)| member.last_seen).map(|(peer, _)| *peer)

@@ -172,8 +172,8 @@ impl Mesh {
         }
     }
 
-    /// A peer says which generation its own state has. It is saved soon: each change on any host would be a write on
-    /// all others.
+    /// A peer says which generation its own state has. It is saved within [`GENERATION_SAVE_S`], not at once: a change
+    /// on one host would otherwise be a write on all.
     pub(crate) fn handle_generation(
         &mut self,
         now: Instant,

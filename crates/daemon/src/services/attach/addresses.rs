@@ -139,7 +139,7 @@ impl Attachments {
     }
 
     /// Locks the attachments for a request for addresses of a network, which `needs` some unless it has them already.
-    /// Where this host has none to give yet, it waits before it locks. Under the lock nobody else can attach or detach.
+    /// It waits without the lock until this host has addresses to give, so that others can attach and detach meanwhile.
     ///
     /// # Errors
     /// None can be given within the time in which the mesh answers; or the daemon stops.
