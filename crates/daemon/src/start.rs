@@ -28,6 +28,7 @@ use zeroize::Zeroizing;
 
 use crate::StartError;
 use crate::config::{EngineChoice, FormatChoice, Settings, keylog};
+use crate::core::barriers::Barriers;
 use crate::core::control::{Control, Request};
 use crate::core::engines::{Engines, Offers};
 use crate::core::events::{self, Events, Lost};
@@ -318,6 +319,7 @@ fn control_of(
         sources: BTreeMap::new(),
         lost: BTreeMap::new(),
         unheard: Unheard::default(),
+        barriers: Barriers::default(),
         saving: Saving::new(notes),
         networks,
         services,

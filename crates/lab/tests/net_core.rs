@@ -239,6 +239,47 @@ fn a_slow_disk_holds_up_the_answer_that_relies_on_it_and_nothing_else() -> anyho
     Ok(())
 }
 
+/// Two hosts of the vector engine with a container each. Faults are on the first host.
+fn vector_pair() -> anyhow::Result<(Lab, PathBuf, Container)> {
+    let sandbox = Sandbox::new(&SandboxOptions { hosts: 2, ..SandboxOptions::default() })?;
+    let faults = sandbox.directory().join("faults");
+    std::fs::write(&faults, "")?;
+    let password = sandbox.password_file();
+    let password = ["--password-file", &password.to_string_lossy()];
+    let (one, two) = (sandbox.host(0), sandbox.host(1));
+    one.start_daemon_with(&password, &[("WEFT_FAULTS", &faults.display().to_string())])?;
+    two.start_daemon(&[&password[..], &[&one.ipv4().to_string()]].concat())?;
+    let lab = Lab { sandbox };
+    lab.wait_active()?;
+    let (near, far) = lab.containers()?;
+    wait_ping(&near, far.ipv4()?.into(), SETTLE)?;
+    Ok((lab, faults, near))
+}
+
+#[test]
+fn a_slow_disk_keeps_no_host_from_hearing_of_containers() -> anyhow::Result<()> {
+    let (lab, faults, near) = vector_pair()?;
+    let (one, two, to) = (lab.host(0), lab.host(1), near.ipv4()?.to_string());
+    std::fs::write(&faults, SLOW_WRITES)?;
+    thread::scope(|scope| {
+        let late = scope.spawn(|| one.add_container("late").map(drop));
+        let written = one.state_directory().join("mesh.json.new");
+        try_wait_until("a write of the state", SETTLE, || Ok(written.exists()))?;
+        two.weft(&["run", "--", "ping", "-n", "-c", "1", "-W", "2", &to])?.success()?;
+        Ok(late.join().map_err(|_| anyhow::anyhow!("the attach panicked"))??)
+    })
+}
+
+/// The engine of the first host, which drops frames of strangers, hears late of the second's containers.
+#[test]
+fn a_command_starts_once_other_hosts_take_its_frames() -> anyhow::Result<()> {
+    let (lab, faults, near) = vector_pair()?;
+    std::fs::write(&faults, "endpoints-ms 600\n")?;
+    let ping = ["run", "--", "ping", "-n", "-c", "1", "-W", "2", &near.ipv4()?.to_string()];
+    lab.host(1).weft(&ping)?.success()?;
+    Ok(())
+}
+
 /// The files of a host's attachments, each with its text. One that goes meanwhile is left out.
 fn attachments(host: &Host) -> anyhow::Result<Vec<(PathBuf, String)>> {
     let entries = std::fs::read_dir(host.state_directory().join("attachments"))?;

@@ -42,8 +42,8 @@ pub use mesh::{
     Allocation, Change, IpamStatus, Mesh, NetworkStatus, Output, OwnerStatus, PeerStatus, Ticket,
 };
 pub use message::{
-    ClaimResult, FEATURE_NETWORKS, FEATURE_SERVICES, Hello, Holding, MemberInfo, Message, Naming,
-    Network, NetworkId, RangeAnnouncement,
+    ClaimResult, FEATURE_BARRIER, FEATURE_NETWORKS, FEATURE_SERVICES, Hello, Holding, MemberInfo,
+    Message, Naming, Network, NetworkId, RangeAnnouncement,
 };
 pub use names::{NamePort, NameRecord, Transport, is_dns_label, is_dns_name};
 pub use network::{

@@ -77,6 +77,8 @@ pub const PORTS_PER_NAME_MAX: usize = 8;
 pub const CONFLICTS_MAX: usize = 1024;
 /// Allocations and claims that may wait at once.
 pub const TICKETS_MAX: usize = 1024;
+/// Barriers that may wait at once; further ones wait for nobody.
+pub const BARRIERS_MAX: usize = 1024;
 /// Addresses of this host's ranges that one other host may hold.
 pub const CLAIMS_PER_PEER_MAX: usize = 4096;
 /// Grants to one host that it has not acknowledged as stored.

@@ -1,6 +1,7 @@
 //! The state machine of one host: its inputs, its outputs, and their order.
 
 mod announced;
+mod barrier;
 mod doubt;
 mod forgotten;
 mod founding;
@@ -24,6 +25,7 @@ use weft_crypto::PeerId;
 use weft_packet::ethernet::Mac;
 use weft_packet::vxlan::Vni;
 
+use self::barrier::{BarrierLink, Barriers};
 use self::doubt::Standing;
 use self::networks::{Networks, NetworksLink};
 use self::ranges::Space;
@@ -38,7 +40,7 @@ use crate::limits::{
 };
 use crate::members::{Members, clip};
 use crate::message::{
-    FEATURE_NETWORKS, FEATURE_SERVICES, Hello, Message, Naming, Network, NetworkId,
+    FEATURE_BARRIER, FEATURE_NETWORKS, FEATURE_SERVICES, Hello, Message, Naming, Network, NetworkId,
 };
 use crate::names::NameRecord;
 use crate::state::State;
@@ -61,6 +63,7 @@ struct Link {
     incoming: BTreeMap<Vni, Incoming>,
     /// Parts of a whole set of names that is still coming.
     new_names: Vec<NameRecord>,
+    barrier: BarrierLink,
     /// When to send the peer everything again, after another host lost its link with it.
     resync_at: Option<Instant>,
 }
@@ -105,6 +108,7 @@ pub struct Mesh {
     /// Endpoints on `weft`.
     endpoints: EndpointTable,
     networks: Networks,
+    barriers: Barriers,
     pending: BTreeMap<Ticket, Pending>,
     next_ticket: u64,
     targets: Vec<Target>,
@@ -152,6 +156,7 @@ impl Mesh {
                 .collect(),
             endpoints: EndpointTable::new(config.local, Vni::WEFT),
             networks: Networks::restore(now, config.local, &state.networks),
+            barriers: Barriers::default(),
             pending: BTreeMap::new(),
             next_ticket: 0,
             targets: Vec::new(),
@@ -179,7 +184,9 @@ impl Mesh {
     pub fn hello(&self) -> Hello {
         Hello {
             protocol: PROTOCOL_VERSION,
-            features: vec![FEATURE_NETWORKS.to_owned(), FEATURE_SERVICES.to_owned()],
+            features: [FEATURE_NETWORKS, FEATURE_SERVICES, FEATURE_BARRIER]
+                .map(str::to_owned)
+                .into(),
             nickname: self.config.nickname.clone(),
             port: self.config.port,
             addresses: self.config.addresses.clone(),
@@ -213,6 +220,7 @@ impl Mesh {
             networks: NetworksLink::new(&hello),
             incoming: BTreeMap::new(),
             new_names: Vec::new(),
+            barrier: BarrierLink::new(&hello),
             resync_at: None,
         };
         self.links.insert(peer, link);
@@ -310,6 +318,7 @@ impl Mesh {
 
     /// Returns the next output. Call it after every other call, until it returns `None`.
     pub fn poll_output(&mut self) -> Option<Output> {
+        self.storage.look_anew();
         loop {
             if self.outputs.is_empty() {
                 self.flush();
@@ -603,6 +612,7 @@ impl Mesh {
         // On the next link they would come before the greeting.
         let is_lost = |it: &Output| matches!(it, Output::Send { peer: to, .. } if *to == peer);
         self.outputs.retain(|output| !is_lost(output));
+        self.storage.look_anew();
         self.storage.retain_held(|output| !is_lost(output));
         let grace = Duration::from_secs(ENDPOINT_GRACE_S);
         self.tables_mut().for_each(|(_, table)| table.set_expiry(peer, Some(now + grace)));
@@ -610,6 +620,7 @@ impl Mesh {
         self.members.unlinked(now, peer, self.config.discovery, &mut self.rng);
         self.spaces.values_mut().for_each(|space| space.peer_gone(peer));
         self.unask_claims(peer);
+        self.pass_barriers(peer);
         self.tell_connection(peer, false);
         true
     }
@@ -682,6 +693,8 @@ impl Mesh {
                 self.handle_endpoints(on, version, (full, more), add, &remove)?;
             }
             Message::EndpointsRequest => self.send_endpoints(peer, vni),
+            Message::BarrierRequest { number } => self.handle_barrier_request(on, number),
+            Message::BarrierReply { number } => self.handle_barrier_reply(peer, number),
             _ => {
                 let what = "a message about a network that is about none";
                 return Err(MeshError::Malformed { peer, what });

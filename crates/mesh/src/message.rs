@@ -64,6 +64,9 @@ pub const FEATURE_NETWORKS: &str = "networks";
 /// Feature of hosts whose services talk to each other, by messages beside those about the mesh.
 pub const FEATURE_SERVICES: &str = "services";
 
+/// Feature of hosts that answer a [`Message::BarrierRequest`].
+pub const FEATURE_BARRIER: &str = "barrier";
+
 /// The greeting of a host when a link comes up, before any other message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
@@ -332,6 +335,16 @@ pub enum Message {
     },
     /// The sender missed a change and wants the whole set of endpoints.
     EndpointsRequest,
+    /// The sender wants a [`Message::BarrierReply`] once the receiver has told its engines all that came before.
+    BarrierRequest {
+        /// A random number.
+        number: u64,
+    },
+    /// The sender's engines know all that came before the request.
+    BarrierReply {
+        /// The number of the request.
+        number: u64,
+    },
     /// Names that the sender's user gave, and those of its gateway's clients: all of them, after link-up and after each
     /// change.
     Names {
@@ -383,6 +396,16 @@ pub enum Message {
 }
 
 impl Message {
+    /// Whether it is a [`Message::BarrierReply`], on any network. The engines come first.
+    #[must_use]
+    pub fn is_barrier_reply(&self) -> bool {
+        match self {
+            Self::BarrierReply { .. } => true,
+            Self::On { message, .. } => message.is_barrier_reply(),
+            _ => false,
+        }
+    }
+
     /// Whether it is about endpoints, ranges or addresses of one network.
     pub(crate) fn is_on_network(&self) -> bool {
         matches!(
@@ -399,6 +422,8 @@ impl Message {
                 | Self::ClaimsHeld { .. }
                 | Self::Endpoints { .. }
                 | Self::EndpointsRequest
+                | Self::BarrierRequest { .. }
+                | Self::BarrierReply { .. }
         )
     }
 

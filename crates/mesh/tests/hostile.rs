@@ -170,6 +170,8 @@ impl Source {
                 reason: "\u{1b}no".repeat(self.below(500) as usize),
                 ask: Some(self.peer()),
             },
+            15 if self.below(2) == 0 => Message::BarrierRequest { number: self.number() },
+            16 if self.below(2) == 0 => Message::BarrierReply { number: self.number() },
             15 => Message::EndpointsRequest,
             17 => Message::Known { generation: self.number() },
             18 => Message::KnownAsked,

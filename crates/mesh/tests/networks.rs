@@ -14,9 +14,9 @@ use common::{
 use net::{Net, RANGE, for_seeds, network_box};
 use weft_crypto::PeerId;
 use weft_mesh::{
-    Change, FEATURE_NETWORKS, FEATURE_SERVICES, Holding, Mesh, MeshError, Message, NameRecord,
-    Network, NetworkDefinition, NetworkError, NetworkId, NetworkOptions, NetworkStatus, Output,
-    State, Vni, limits,
+    Change, FEATURE_BARRIER, FEATURE_NETWORKS, FEATURE_SERVICES, Holding, Mesh, MeshError, Message,
+    NameRecord, Network, NetworkDefinition, NetworkError, NetworkId, NetworkOptions, NetworkStatus,
+    Output, State, Vni, limits,
 };
 
 /// The messages to a peer about networks besides `weft`.
@@ -361,7 +361,7 @@ fn lists_that_no_correct_host_sends_are_refused_and_change_nothing() {
 fn an_older_host_is_told_nothing_of_networks() {
     let now = Instant::now();
     let mut mesh = founder(now, RANGE);
-    assert_eq!(mesh.hello().features, [FEATURE_NETWORKS, FEATURE_SERVICES]);
+    assert_eq!(mesh.hello().features, [FEATURE_NETWORKS, FEATURE_SERVICES, FEATURE_BARRIER]);
     mesh.create_network(now, shop()).unwrap();
     link_older(&mut mesh, now, 7);
     mesh.set_local_endpoint(now, shop().vni, network_box(5, 1)).unwrap();

@@ -15,12 +15,14 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_api::{ApiError, Attachment, ErrorKind, Workers};
 use weft_crypto::{PeerId, SessionKey};
+use weft_io::faults;
 use weft_kernel::engine::local_address;
 use weft_link::Links;
 use weft_mesh::{AddressError, Mesh, NetworkDefinition, Output};
 use weft_path::{Endpoint, EngineCommand, EngineEvent, Mac, PathState, Paths, Vni};
 
-use super::engines::{Engines, EnginesChange};
+use super::barriers::Barriers;
+use super::engines::{Engines, EnginesChange, Released};
 use super::events::Events;
 use super::networks::{Networks, endpoint_of};
 use super::ranges::Ranges;
@@ -78,6 +80,7 @@ pub(crate) struct Control {
     pub(crate) saving: Saving,
     pub(crate) networks: Networks,
     pub(crate) services: ServiceMessages,
+    pub(crate) barriers: Barriers,
     /// Says that names have changed.
     pub(crate) names: watch::Sender<u64>,
     pub(crate) turns: Turns,
@@ -313,6 +316,7 @@ impl Control {
                 }
             }
             Request::Announce { attachment } => self.announce(&attachment),
+            Request::Barrier { vni, reply } => self.barriers.start(&mut self.mesh, vni, reply),
             Request::AnnounceMac { vni, mac } => self.announce_mac(vni, mac),
             Request::Conflicts { reply } => {
                 let _ = reply.send(self.mesh.conflicts());
@@ -406,7 +410,7 @@ impl Control {
         let gone: Vec<PeerId> = meant.into_iter().map(|peer| peer.peer).collect();
         let gone: Vec<PeerId> =
             gone.into_iter().filter(|peer| self.mesh.forget_member(*peer)).collect();
-        // The mesh reports them once its state is saved. The user's next look must not show them any more.
+        // The mesh reports them later. The user's next look must not show them any more.
         gone.iter().for_each(|peer| self.drop_gone(*peer));
         (gone, linked)
     }
@@ -422,7 +426,13 @@ impl Control {
     /// Carries out everything that follows from the last input.
     fn settle(&mut self) {
         while let Some((peer, message)) = self.engines.release() {
-            self.send(peer, &ControlMessage::Path(message));
+            self.send(
+                peer,
+                &match message {
+                    Released::Path(message) => ControlMessage::Path(message),
+                    Released::Mesh(message) => ControlMessage::Mesh(message),
+                },
+            );
         }
         loop {
             if let Some(output) = self.next_output() {
@@ -451,9 +461,12 @@ impl Control {
         self.names.send_if_modified(|told| std::mem::replace(told, revision) != revision);
     }
 
-    /// The mesh's next output. `None` while its state is being saved, since later outputs may rely on it.
+    /// The mesh's next output. While its state is being saved, those wait that rely on it.
     fn next_output(&mut self) -> Option<Output> {
-        if self.saving.is_under_way() { None } else { self.mesh.poll_output() }
+        match self.saving.is_under_way() {
+            true => self.mesh.poll_output_while_saving(),
+            false => self.mesh.poll_output(),
+        }
     }
 
     fn handle_engines_change(&mut self, change: EnginesChange) {
@@ -566,8 +579,13 @@ impl Control {
             Output::Persist(state) => {
                 self.saving.begin(&self.store, *state, self.mesh.unsure().is_none());
             }
+            Output::Send { peer, message } if message.is_barrier_reply() => {
+                if let Some(message) = self.engines.hold_reply(peer, message) {
+                    self.send(peer, &ControlMessage::Mesh(message));
+                }
+            }
             Output::Send { peer, message } => self.send(peer, &ControlMessage::Mesh(message)),
-            // An output waits while the state is saved, and the host may have been forgotten since.
+            // The host may have been forgotten since.
             Output::Dial { peer, addresses } => {
                 if !self.mesh.is_forgotten(peer) {
                     self.links.connect_peer(peer, &addresses);
@@ -589,6 +607,7 @@ impl Control {
                     }
                 }
             }
+            Output::BarrierPassed { ticket } => self.barriers.passed(ticket),
             Output::Changed(change) => {
                 // It may be linked again since.
                 if let weft_mesh::Change::MemberForgotten { peer } = &change
@@ -669,6 +688,10 @@ impl Control {
         add: Vec<(weft_mesh::EndpointInfo, PeerId)>,
         remove: &[(Mac, PeerId)],
     ) {
+        // A core that is late, in builds for tests only.
+        if let Some(ms) = faults::asked("endpoints-ms").and_then(|ms| ms.parse().ok()) {
+            std::thread::sleep(Duration::from_millis(ms));
+        }
         let remove: Vec<Mac> = remove.iter().map(|(mac, _)| *mac).collect();
         let add: Vec<(Endpoint, PeerId)> =
             add.into_iter().map(|(info, peer)| (endpoint_of(&info), peer)).collect();

@@ -49,6 +49,12 @@ pub(crate) enum EnginesChange {
     CarriedOut,
 }
 
+/// A message for a peer that was held back.
+pub(crate) enum Released {
+    Path(weft_path::Message),
+    Mesh(weft_mesh::Message),
+}
+
 impl Engines {
     pub(crate) fn new(
         vector: Arc<Engine>,
@@ -211,15 +217,32 @@ impl Engines {
         }
         match self.kernel.hold(peer, Held::Message(message))? {
             Held::Message(message) => Some(message),
-            Held::LeaveVector | Held::RemoveOutbound(_) => None,
+            Held::Reply(_) | Held::LeaveVector | Held::RemoveOutbound(_) => None,
+        }
+    }
+
+    /// The same for a reply to a peer's barrier: the engine that takes the peer's frames must know its endpoints.
+    pub(crate) fn hold_reply(
+        &mut self,
+        peer: PeerId,
+        message: weft_mesh::Message,
+    ) -> Option<weft_mesh::Message> {
+        let mut by_kernel = self.kernel_paths.values().chain(self.kernel_spis.values());
+        if !by_kernel.any(|of| *of == peer) {
+            return Some(message);
+        }
+        match self.kernel.hold(peer, Held::Reply(message))? {
+            Held::Reply(message) => Some(message),
+            Held::Message(_) | Held::LeaveVector | Held::RemoveOutbound(_) => None,
         }
     }
 
     /// Runs held steps whose time has come, up to the next message that may go.
-    pub(crate) fn release(&mut self) -> Option<(PeerId, weft_path::Message)> {
+    pub(crate) fn release(&mut self) -> Option<(PeerId, Released)> {
         while let Some((peer, step)) = self.kernel.release() {
             match step {
-                Held::Message(message) => return Some((peer, message)),
+                Held::Message(message) => return Some((peer, Released::Path(message))),
+                Held::Reply(message) => return Some((peer, Released::Mesh(message))),
                 Held::LeaveVector => self.leave_vector(peer),
                 Held::RemoveOutbound(path) => self.remove_outbound(path),
             }

@@ -16,6 +16,8 @@ const COMMANDS_WAITING_MAX: usize = 16_384;
 const PROBES_WAITING_MAX: usize = 1_024;
 /// Steps held back; further messages are dropped, as on a link that ends.
 const STEPS_HELD_MAX: usize = 16_384;
+/// Steps held back at which replies to barriers are dropped, so that they crowd nothing out.
+const REPLIES_HELD_MAX: usize = 1_024;
 
 /// Carries out a batch of commands, in order.
 pub(crate) trait CarryOut: Clone + Send + Sync + 'static {
@@ -34,6 +36,8 @@ impl CarryOut for KernelEngine {
 pub(crate) enum Held {
     /// A message to the peer, which may name an SA.
     Message(weft_path::Message),
+    /// A reply to the peer's barrier: the engines take its containers' frames.
+    Reply(weft_mesh::Message),
     /// The vector engine and the direct ports hand the peer over to the kernel engine.
     LeaveVector,
     /// The vector engine stops sending on this path.
@@ -144,18 +148,30 @@ impl<E: CarryOut> KernelQueue<E> {
         self.promised.retain(|_, last| *last > carried_out);
     }
 
-    /// Holds a step back until the peer's commands so far are carried out. A message waits only for the peer's
-    /// installations. Returns the step if there is nothing to wait for.
+    /// Holds a step back until the peer's commands so far are carried out. A message about SAs waits only for the
+    /// peer's installations, and a reply for all commands. Returns the step if there is nothing to wait for.
     pub(crate) fn hold(&mut self, peer: PeerId, step: Held) -> Option<Held> {
         let last = match step {
-            Held::Message(_) => self.promised.get(&peer),
-            Held::LeaveVector | Held::RemoveOutbound(_) => self.last_of.get(&peer),
+            Held::Message(_) => self.promised.get(&peer).copied(),
+            Held::Reply(_) => self.last(),
+            Held::LeaveVector | Held::RemoveOutbound(_) => self.last_of.get(&peer).copied(),
         };
         let Some(last) = last else { return Some(step) };
-        if self.held.len() < STEPS_HELD_MAX || !matches!(step, Held::Message(_)) {
-            self.held.push_back((*last, peer, step));
+        let max = match step {
+            Held::Message(_) => STEPS_HELD_MAX,
+            Held::Reply(_) => REPLIES_HELD_MAX,
+            Held::LeaveVector | Held::RemoveOutbound(_) => usize::MAX,
+        };
+        if self.held.len() < max {
+            self.held.push_back((last, peer, step));
         }
         None
+    }
+
+    /// The last batch with a command, unless all of it has been carried out.
+    fn last(&self) -> Option<u64> {
+        let under_way = self.under_way.is_some().then_some(self.next - 1);
+        if self.waiting.is_empty() { under_way } else { Some(self.next) }
     }
 
     /// The next step that nothing holds back.
@@ -165,7 +181,7 @@ impl<E: CarryOut> KernelQueue<E> {
         self.held.remove(index).map(|(_, peer, step)| (peer, step))
     }
 
-    /// Drops the messages held for a peer: its link has ended, or another took its place.
+    /// Drops the messages about SAs that are held for a peer: its link has ended, or another took its place.
     pub(crate) fn forget_messages(&mut self, peer: PeerId) {
         self.held.retain(|(_, of, step)| *of != peer || !matches!(step, Held::Message(_)));
     }
@@ -176,7 +192,7 @@ impl<E: CarryOut> KernelQueue<E> {
         let mut removed = Vec::new();
         self.held.retain(|(_, of, step)| match step {
             _ if *of != peer => true,
-            Held::Message(_) => true,
+            Held::Message(_) | Held::Reply(_) => true,
             Held::LeaveVector => false,
             Held::RemoveOutbound(path) => {
                 removed.push(*path);
@@ -315,6 +331,26 @@ mod tests {
         assert!(is_done(&mut queue).await);
         let released: Vec<_> = std::iter::from_fn(|| queue.release()).collect();
         assert_eq!(released, [(peer(1), message(301)), (peer(1), message(302))]);
+    }
+
+    #[tokio::test]
+    async fn a_reply_to_a_barrier_waits_for_all_commands() {
+        let (mut queue, engine) = slow();
+        let reply = |number| Held::Reply(weft_mesh::Message::BarrierReply { number });
+        assert_eq!(queue.hold(peer(1), reply(1)), Some(reply(1)), "there is nothing to wait for");
+        let (of, command) = bind(2);
+        queue.push(of, command);
+        assert_eq!(queue.hold(peer(1), reply(2)), None);
+        queue.start();
+        assert_eq!(queue.hold(peer(1), reply(3)), None);
+        assert_eq!(queue.release(), None);
+        // The link goes on with another key.
+        queue.forget_messages(peer(1));
+        engine.allowed.add_permits(1);
+        assert!(is_done(&mut queue).await);
+        let released: Vec<_> = std::iter::from_fn(|| queue.release()).collect();
+        assert_eq!(released, [(peer(1), reply(2)), (peer(1), reply(3))]);
+        assert_eq!(queue.hold(peer(1), reply(4)), Some(reply(4)));
     }
 
     #[tokio::test]

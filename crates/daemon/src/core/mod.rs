@@ -1,5 +1,6 @@
 //! The core: the control loop, both engines behind one interface, and the queue of their events.
 
+pub(crate) mod barriers;
 pub(crate) mod control;
 pub(crate) mod engines;
 pub(crate) mod events;

@@ -34,6 +34,8 @@ pub(crate) enum Request {
     ReleaseSome { owner: String, vni: Vni, addresses: Vec<IpNet>, kept: Vec<IpNet> },
     /// A container is attached: announces it to the other hosts.
     Announce { attachment: Box<Attachment> },
+    /// Replies once the engines of all linked hosts know the containers announced so far on a network.
+    Barrier { vni: Vni, reply: oneshot::Sender<()> },
     /// An Ethernet address is behind a port of this host: announces it to the other hosts.
     AnnounceMac { vni: Vni, mac: Mac },
     /// Replies with the addresses that two hosts announce now.

@@ -19,11 +19,11 @@ use crate::state::State;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// An action for the caller, which carries outputs out strictly in the order of [`crate::Mesh::poll_output`].
+/// An action for the caller, which carries outputs out strictly in the order in which they are polled.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
-    /// Store this in one atomic and durable step, and poll for the next output only afterwards. If that fails,
-    /// call [`crate::Mesh::handle_saved`] with the error.
+    /// Store this in one atomic and durable step, and call [`crate::Mesh::handle_saved`] with the result. Poll for the
+    /// next output only afterwards, and meanwhile by [`crate::Mesh::poll_output_while_saving`] if at all.
     Persist(Box<State>),
     /// Send a message over the link. May be dropped if the link is down by now.
     Send {
@@ -73,6 +73,11 @@ pub enum Output {
         vni: Vni,
         /// The addresses belong to the owner until [`crate::Mesh::release`].
         result: Result<Vec<IpNet>, AddressError>,
+    },
+    /// All hosts that were asked by [`crate::Mesh::start_barrier`] have answered, or are no longer linked.
+    BarrierPassed {
+        /// The barrier.
+        ticket: Ticket,
     },
     /// Something that is worth one line in the log.
     Changed(Change),

@@ -1,9 +1,10 @@
 //! The work of a host whose state cannot be saved: which outputs go on, and which wait until it can.
 //!
 //! Endpoints, members and connections go on in memory: the next link transmits them again. Results that a crash
-//! would falsify wait or are refused: a given address, a range with a new owner.
+//! would falsify wait or are refused: a given address, a range with a new owner. While a state is being written, news of
+//! endpoints, members and names overtakes what waits for it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
@@ -24,7 +25,66 @@ pub(crate) struct Storage {
     durable: State,
     /// The state in the last [`Output::Persist`].
     saving: Option<State>,
+    passing: Passing,
     failing: Option<Failing>,
+}
+
+/// The look for outputs that need not wait for the write under way.
+#[derive(Debug, Default)]
+struct Passing {
+    /// Outputs at the head of the queue that wait.
+    waiting: usize,
+    /// Peers for whom a message waits that must come first: what this host holds, or all its endpoints.
+    blocked: BTreeSet<PeerId>,
+}
+
+impl Passing {
+    /// Whether this output may overtake those that wait.
+    fn may_pass(&mut self, output: &Output) -> bool {
+        match output {
+            Output::Persist(_) | Output::Answer { .. } => false,
+            Output::Changed(change) => !relies_on_state(change),
+            Output::Send { peer, message } => {
+                let plain = match message {
+                    Message::On { message, .. } => message,
+                    plain => plain,
+                };
+                match plain {
+                    Message::Network { .. }
+                    | Message::Networks { .. }
+                    | Message::Endpoints { full: true, .. } => {
+                        self.blocked.insert(*peer);
+                        false
+                    }
+                    Message::Endpoints { .. }
+                    | Message::EndpointsRequest
+                    | Message::BarrierRequest { .. }
+                    | Message::BarrierReply { .. }
+                    | Message::Names { .. }
+                    | Message::Members { .. }
+                    | Message::Connections { .. } => !self.blocked.contains(peer),
+                    _ => false,
+                }
+            }
+            Output::BarrierPassed { .. }
+            | Output::Dial { .. }
+            | Output::Endpoints { .. }
+            | Output::NetworkPeers { .. }
+            | Output::Refuse { .. } => true,
+        }
+    }
+}
+
+/// Whether a crash before the state is saved would falsify a change.
+const fn relies_on_state(change: &Change) -> bool {
+    matches!(
+        change,
+        Change::Founded { .. }
+            | Change::RangesFounded { .. }
+            | Change::Joined { .. }
+            | Change::RangesGiven { .. }
+            | Change::RangesReceived { .. }
+    )
 }
 
 /// The state cannot be saved now.
@@ -40,8 +100,8 @@ struct Failing {
 }
 
 impl Storage {
-    pub(crate) const fn new(durable: State) -> Self {
-        Self { durable, saving: None, failing: None }
+    pub(crate) fn new(durable: State) -> Self {
+        Self { durable, saving: None, passing: Passing::default(), failing: None }
     }
 
     /// The reason why saving fails, if it does.
@@ -60,6 +120,11 @@ impl Storage {
 
     pub(crate) fn saving(&mut self, state: &State) {
         self.saving = Some(state.clone());
+    }
+
+    /// The queue of outputs has changed at its head.
+    pub(crate) fn look_anew(&mut self) {
+        self.passing = Passing::default();
     }
 
     /// A user waits for the result of a change: the next save is due at once.
@@ -131,6 +196,19 @@ impl Mesh {
         }
     }
 
+    /// While the state of the last [`Output::Persist`] is being written: returns the next output that does not rely on
+    /// it. So a slow disk holds up no news of endpoints, members and names. The others wait for [`Self::poll_output`].
+    pub fn poll_output_while_saving(&mut self) -> Option<Output> {
+        let passing = &mut self.storage.passing;
+        while let Some(output) = self.outputs.get(passing.waiting) {
+            if passing.may_pass(output) {
+                return self.outputs.remove(passing.waiting);
+            }
+            passing.waiting += 1;
+        }
+        None
+    }
+
     /// Why this host's state cannot be saved, if so.
     pub fn save_failure(&self) -> Option<&str> {
         self.storage.failure()
@@ -161,13 +239,7 @@ impl Mesh {
                 Some(Output::Answer { ticket, vni, result })
             }
             Output::Send { peer, message } => self.sift_message(peer, message),
-            Output::Changed(
-                change @ (Change::Founded { .. }
-                | Change::RangesFounded { .. }
-                | Change::Joined { .. }
-                | Change::RangesGiven { .. }
-                | Change::RangesReceived { .. }),
-            ) => {
+            Output::Changed(change) if relies_on_state(&change) => {
                 self.storage.hold(Output::Changed(change));
                 None
             }

@@ -418,15 +418,10 @@ impl Net {
 
     /// Carries out a host's outputs in order; it may crash behind any of them.
     pub fn act(&mut self, index: usize) {
-        if self.hosts[index].saving.is_some() {
-            if self.below(2) == 0 {
-                return;
-            }
+        if self.hosts[index].saving.is_some() && self.below(2) > 0 {
             self.saved(index);
         }
-        while self.hosts[index].saving.is_none()
-            && let Some(output) = self.hosts[index].mesh.as_mut().and_then(Mesh::poll_output)
-        {
+        while let Some(output) = self.next_output(index) {
             self.carry_out(index, output);
             let mut crash = self.crash_one_in > 0 && self.below(self.crash_one_in as usize) == 0;
             if let Some((host, left)) = self.crash_after.filter(|(host, _)| *host == index) {
@@ -437,6 +432,12 @@ impl Net {
                 self.crash(index);
             }
         }
+    }
+
+    fn next_output(&mut self, index: usize) -> Option<Output> {
+        let host = &mut self.hosts[index];
+        let mesh = host.mesh.as_mut()?;
+        if host.saving.is_some() { mesh.poll_output_while_saving() } else { mesh.poll_output() }
     }
 
     /// A host's disk has written what it was given.
@@ -515,6 +516,7 @@ impl Net {
                 self.blocked.insert(pair);
             }
             Output::Answer { ticket, result, .. } => self.answered(index, ticket, result),
+            Output::BarrierPassed { .. } => {}
             Output::Changed(change) => match change {
                 Change::Joined { .. } => self.counters.joined += 1,
                 Change::RangesReceived { .. } => self.counters.received_more += 1,

@@ -78,6 +78,7 @@ impl Attachments {
         let saved = saved.map_err(refused)?;
         let servers = name_servers(&inner, &saved);
         drop(inner);
+        self.wait_known(saved.vni()).await;
         Ok(self.attached(&saved, servers).await)
     }
 

@@ -45,7 +45,10 @@ impl Attachments {
             masquerade: false,
             allow_macs: request.allow_macs,
         };
-        Ok(self.put_in(&mut inner, wanted).await?.shown())
+        let saved = self.put_in(&mut inner, wanted).await?;
+        drop(inner);
+        self.wait_known(saved.vni()).await;
+        Ok(saved.shown())
     }
 
     /// Serves `weft detach`, by any name that `attach` or `ps` knows the container by.

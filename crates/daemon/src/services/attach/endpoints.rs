@@ -102,6 +102,8 @@ impl Attachments {
         tokio::spawn(announce(self.kernel.clone(), saved.vni(), spec_of(&saved)));
         tracing::info!(endpoint = %saved.attachment.name, "made the interface of a Docker endpoint");
         self.endpoint_made.notify_one();
+        drop(inner);
+        self.wait_known(saved.vni()).await;
         Ok((interface, saved.attachment.mtu))
     }
 

@@ -30,7 +30,10 @@ impl Attachments {
         let (id, asked) = (host_id(&network.name), &request.addresses);
         let needs = |inner: &Inner| inner.needs_addresses(&id, asked);
         let mut inner = self.lock_for_addresses(network.vni, asked, needs).await?;
-        Ok(self.put_host_in(&mut inner, network, request).await?.shown())
+        let saved = self.put_host_in(&mut inner, network, request).await?;
+        drop(inner);
+        self.wait_known(saved.vni()).await;
+        Ok(saved.shown())
     }
 
     /// Exposes the host to a network, entirely or not at all.

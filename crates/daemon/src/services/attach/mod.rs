@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::{MutexGuard, Notify, mpsc, watch};
+use tokio::sync::{MutexGuard, Notify, mpsc, oneshot, watch};
 use weft_api::{ApiError, Attachment, ErrorKind};
 use weft_container::{ResolveOptions, Sandbox};
 use weft_crypto::PeerId;
@@ -570,6 +570,14 @@ impl Attachments {
         self.saving.save_or_later(inner.saved.clone());
     }
 
+    /// Waits until the linked hosts take the frames of the containers announced so far, but not for long. A frame that
+    /// comes before its sender's announcement is lost.
+    pub(crate) async fn wait_known(&self, vni: Vni) {
+        let (reply, passed) = oneshot::channel();
+        self.tell(Request::Barrier { vni, reply }).await;
+        let _ = tokio::time::timeout(Duration::from_millis(KNOWN_LIMIT_MS), passed).await;
+    }
+
     pub(crate) async fn tell(&self, request: Request) {
         // The control loop ends only when the daemon stops; then the request is moot.
         let _ = self.control.send(request).await;
@@ -648,5 +656,8 @@ const OTHER_NETWORK: &str = "only network weft has direct ports";
 const SWITCH_LEARNS: &str = "--allow-macs: the switch learns the addresses behind the port";
 /// Why a container of a runtime has a port of the switch.
 const RUNTIMES_NEED_PAIRS: &str = "container runtimes need the veth pair";
+/// How long an attach waits for linked hosts to know its container, in milliseconds. One that has hung is unlinked
+/// after more.
+const KNOWN_LIMIT_MS: u64 = 1_000;
 /// How long a daemon that ends waits for the disk, in milliseconds.
 const SAVE_LIMIT_MS: u64 = 2_000;
