@@ -247,6 +247,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::uninterrupted;
 
     const LOOPBACK: [IpAddr; 2] =
         [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
@@ -264,7 +265,7 @@ mod tests {
             let socket = receiver(address);
             encap.send_keepalive(socket.local_addr().unwrap()).unwrap();
             let mut bytes = [0; 16];
-            let (length, from) = socket.recv_from(&mut bytes).unwrap();
+            let (length, from) = uninterrupted(|| socket.recv_from(&mut bytes)).unwrap();
             assert_eq!((&bytes[..length], from.port()), (&[0xff][..], encap.port()));
         }
     }
@@ -286,7 +287,7 @@ mod tests {
         // As ESP the kernel would take it.
         receiver(LOOPBACK[0]).send_to(&[7; 64], (LOOPBACK[0], port)).unwrap();
         let mut bytes = [0; 128];
-        assert_eq!(socket.recv(&mut bytes).unwrap(), 64);
+        assert_eq!(uninterrupted(|| socket.recv(&mut bytes)).unwrap(), 64);
     }
 
     #[test]
@@ -304,7 +305,7 @@ mod tests {
             sender.send_to(&[7; 64], (address, port)).unwrap();
             sender.send_to(&[0, 0, 0, 0, 9, 9, 9, 9, 9], (address, port)).unwrap();
             let mut bytes = [1; 128];
-            let length = socket.recv(&mut bytes).unwrap();
+            let length = uninterrupted(|| socket.recv(&mut bytes)).unwrap();
             assert_eq!(&bytes[..length], &[0, 0, 0, 0, 9, 9, 9, 9, 9], "{address}");
         }
     }

@@ -238,7 +238,7 @@ fn run_starts_a_command_on_the_network_and_its_address_comes_back() -> anyhow::R
     let lab = Lab::pair(&[])?;
     let one = lab.host(0).add_container("c1")?;
     let to = one.ipv4()?.to_string();
-    let output = lab.host(1).weft(&["run", "--", "ping", "-n", "-c", "2", "-i", "0.2", &to])?;
+    let output = lab.host(1).weft(&["run", "--", "ping", "-n", "-c", "2", "-i", "1", &to])?;
     let output = output.success()?;
     assert!(output.stdout.contains(" 0% packet loss"), "{}", output.stdout);
     lab.host(1).weft(&["run", "--", "ping", "-c", "1", "-W", "1", "127.0.0.1"])?.success()?;

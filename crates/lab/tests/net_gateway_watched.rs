@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use weft_bench::sandbox::{Host, require, try_wait_until};
+use weft_io::uninterrupted;
 use weft_lab::net::gateway::{LIMIT, Stage};
 
 const PORT: &str = "127.0.0.1:7505";
@@ -104,7 +105,7 @@ fn watching_is_set_by_options_and_lasts_over_a_crash() -> anyhow::Result<()> {
 fn crowd(socket: &Path) -> anyhow::Result<()> {
     let greeted = |stream: &mut UnixStream, limit: Duration| -> anyhow::Result<bool> {
         stream.set_read_timeout(Some(limit))?;
-        Ok(matches!(std::io::Read::read(stream, &mut [0; 512]), Ok(1..)))
+        Ok(matches!(uninterrupted(|| std::io::Read::read(stream, &mut [0; 512])), Ok(1..)))
     };
     let mut streams = Vec::new();
     for _ in 0..CONNECTIONS_MAX {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use weft_bench::sandbox::{Container, Host, try_wait_until};
+use weft_io::uninterrupted;
 use weft_lab::net::probe::udp_in;
 use weft_lab::net::{Lab, namespace, slowness};
 
@@ -43,7 +44,7 @@ fn arrive(from: &UdpSocket, to: &UdpSocket) -> anyhow::Result<usize> {
         from.send_to(b"short", to.local_addr()?)?;
         std::thread::sleep(Duration::from_millis(2));
     }
-    Ok((0..DATAGRAMS).take_while(|_| to.recv(&mut [0; 8]).is_ok()).count())
+    Ok((0..DATAGRAMS).take_while(|_| uninterrupted(|| to.recv(&mut [0; 8])).is_ok()).count())
 }
 
 fn socket(container: &Container) -> anyhow::Result<UdpSocket> {

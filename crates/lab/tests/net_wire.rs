@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use weft_bench::sandbox::try_wait_until;
 use weft_lab::net::capture::{Capture, contains, tshark};
 use weft_lab::net::iperf::{self, Server};
-use weft_lab::net::{Lab, attainable_bps, namespace, probe, read, slowness};
+use weft_lab::net::{Lab, attainable_bps, namespace, probe, read};
 
 /// The traffic is the vector engine's; `vm_wire` does the same with the kernel's.
 const VECTOR: [&str; 2] = ["--engine", "userspace"];
@@ -145,9 +146,12 @@ fn replayed_truncated_and_forged_packets_are_dropped_and_counted() -> anyhow::Re
         stranger[..4].copy_from_slice(&[0x7f, 1, 2, 3]);
         injector.send_to(&stranger, target)?;
     }
-    std::thread::sleep(Duration::from_millis(300) * slowness());
-    let after = Drops::read(there)?;
     let sent = captured.len() as u64;
+    // Of each four the stranger comes last.
+    let strangers = |now: Drops| now.of("drop_unknown_spi") - before.of("drop_unknown_spi");
+    let all_came = || Ok(Drops::read(there).is_ok_and(|now| strangers(now) >= sent));
+    try_wait_until("the last packet", Duration::from_secs(20), all_came)?;
+    let after = Drops::read(there)?;
     let more = |reason: &str| after.of(reason) - before.of(reason);
     assert_eq!(more("drop_replayed"), sent, "replayed");
     assert_eq!(more("drop_forged"), sent, "forged");

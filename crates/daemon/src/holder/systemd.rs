@@ -168,7 +168,9 @@ mod tests {
         let mut rights = RecvAncillaryBuffer::new(&mut space);
         let mut room = [IoSliceMut::new(&mut bytes)];
         let flags = RecvFlags::CMSG_CLOEXEC;
-        let length = rustix::net::recvmsg(manager, &mut room, &mut rights, flags).unwrap().bytes;
+        let received =
+            retry_on_intr(|| rustix::net::recvmsg(manager, &mut room, &mut rights, flags));
+        let length = received.unwrap().bytes;
         let fds = rights.drain().filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(fds) => Some(fds.collect::<Vec<OwnedFd>>()),
             _ => None,

@@ -174,6 +174,9 @@ fn another_users_process_gets_nothing() {
     use std::fs::{Permissions, set_permissions};
     use std::io::{Read, Write};
     use std::os::unix::fs::PermissionsExt;
+
+    use weft_io::uninterrupted;
+
     let stage = Stage::new(LONG);
     let (held, wanted) = sockets();
     let daemon = stage.daemon();
@@ -189,7 +192,7 @@ fn another_users_process_gets_nothing() {
         let mut stream = UnixStream::connect(path).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let _ = stream.write_all(b"R");
-        stream.read(&mut [0]).map_err(|error| error.kind())
+        uninterrupted(|| stream.read(&mut [0])).map_err(|error| error.kind())
     });
     let answer = stranger.join().unwrap();
     assert!(matches!(answer, Ok(0) | Err(io::ErrorKind::ConnectionReset)), "{answer:?}");

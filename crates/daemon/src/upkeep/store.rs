@@ -567,7 +567,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = Lock::take(dir.path()).unwrap().unwrap();
         let letting_go = std::thread::spawn(move || {
-            std::thread::sleep(LOCK_POLL * 5);
+            std::thread::sleep(LOCK_POLL);
             drop(first);
         });
         let second = Lock::take_soon(dir.path(), |_| {}).unwrap();

@@ -205,9 +205,11 @@ impl Net {
         let host = self.host(from);
         let before = counted(host, "Icmp", "InEchoReps")?;
         let told = host.netns().exec_within(LIMIT * 6, &words)?.stdout;
-        let answers = counted(host, "Icmp", "InEchoReps")? - before;
         let each_once = told.contains("500 packets transmitted") && !told.contains("duplicates");
-        anyhow::ensure!(each_once && answers >= 498, "{words:?}: {answers} answers: {told}");
+        anyhow::ensure!(each_once, "{words:?}: {told}");
+        let have_come =
+            || Ok(counted(host, "Icmp", "InEchoReps").is_ok_and(|answers| answers - before >= 498));
+        try_wait_until(&format!("498 answers of 500 to {words:?}"), LIMIT, have_come)?;
         Ok(())
     }
 
