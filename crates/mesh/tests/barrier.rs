@@ -5,18 +5,10 @@ mod common;
 
 use std::time::Instant;
 
-use common::{drain, founder, hold, id, link, link_older, on, sent, shop};
-use weft_mesh::{EndpointInfo, Mac, Mesh, Message, Output, Ticket, Vni, limits};
-
-fn container(number: u8) -> EndpointInfo {
-    let (container, name, aliases) = (format!("c{number}"), String::new(), Vec::new());
-    EndpointInfo { container, name, aliases, mac: Mac([2, 0, 0, 0, 0, number]), addresses: vec![] }
-}
-
-fn change(version: u64, number: u8) -> Message {
-    let (add, remove) = (vec![container(number)], Vec::new());
-    Message::Endpoints { version, full: false, more: false, add, remove }
-}
+use common::{
+    change, container, drain, founder, hold, id, link, link_older, on, sent, shop, whole,
+};
+use weft_mesh::{Mesh, Message, Output, Ticket, Vni, limits};
 
 fn request(ticket: Ticket) -> Message {
     Message::BarrierRequest { number: ticket.0 }
@@ -80,9 +72,7 @@ fn a_host_answers_once_its_engines_are_told() {
     let mut mesh = founder(now, "10.9.0.0/24");
     link(&mut mesh, now, 7);
     drain(&mut mesh);
-    let (add, remove) = (vec![container(1)], Vec::new());
-    let all = Message::Endpoints { version: 1, full: true, more: false, add, remove };
-    for message in [all, change(2, 2), Message::BarrierRequest { number: 5 }] {
+    for message in [whole(1, 1), change(2, 2), Message::BarrierRequest { number: 5 }] {
         mesh.handle_message(now, id(7), message).unwrap();
     }
     let outputs = drain(&mut mesh);

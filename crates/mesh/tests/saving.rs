@@ -5,23 +5,8 @@ mod common;
 
 use std::time::Instant;
 
-use common::{drain, founder, hold, id, link, on, sent, shop};
-use weft_mesh::{EndpointInfo, Mac, Mesh, Message, NameRecord, Output, Vni};
-
-fn container(number: u8) -> EndpointInfo {
-    let (container, name, aliases) = (format!("c{number}"), String::new(), Vec::new());
-    EndpointInfo { container, name, aliases, mac: Mac([2, 0, 0, 0, 0, number]), addresses: vec![] }
-}
-
-fn change(version: u64, number: u8) -> Message {
-    let (add, remove) = (vec![container(number)], Vec::new());
-    Message::Endpoints { version, full: false, more: false, add, remove }
-}
-
-fn whole(version: u64, number: u8) -> Message {
-    let (add, remove) = (vec![container(number)], Vec::new());
-    Message::Endpoints { version, full: true, more: false, add, remove }
-}
+use common::{change, container, drain, founder, hold, id, link, on, sent, shop, whole};
+use weft_mesh::{Mesh, Message, NameRecord, Output, Vni};
 
 /// A host that writes its state, since it has given an address.
 fn saving(now: Instant) -> Mesh {

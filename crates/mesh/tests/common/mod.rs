@@ -7,8 +7,8 @@ use std::time::Instant;
 use ipnet::IpNet;
 use weft_crypto::PeerId;
 use weft_mesh::{
-    AddressError, Config, Founding, Hello, Holding, Mesh, Message, NetworkDefinition,
-    NetworkOptions, Output, State, Ticket, Vni,
+    AddressError, Config, EndpointInfo, Founding, Hello, Holding, Mac, Mesh, Message,
+    NetworkDefinition, NetworkOptions, Output, State, Ticket, Vni,
 };
 
 pub fn id(n: u8) -> PeerId {
@@ -150,4 +150,22 @@ pub fn tell(mesh: &mut Mesh, now: Instant, peer: u8, networks: Vec<Holding>) {
 /// A peer holds these networks, and has no ranges of them.
 pub fn hold(mesh: &mut Mesh, now: Instant, peer: u8, networks: &[NetworkDefinition]) {
     tell(mesh, now, peer, networks.iter().cloned().map(holding).collect());
+}
+
+/// A container of whichever host announces it.
+pub fn container(number: u8) -> EndpointInfo {
+    let (container, name, aliases) = (format!("c{number}"), String::new(), Vec::new());
+    EndpointInfo { container, name, aliases, mac: Mac([2, 0, 0, 0, 0, number]), addresses: vec![] }
+}
+
+/// A host announces one more container.
+pub fn change(version: u64, number: u8) -> Message {
+    let (add, remove) = (vec![container(number)], Vec::new());
+    Message::Endpoints { version, full: false, more: false, add, remove }
+}
+
+/// A host announces this container as its only one.
+pub fn whole(version: u64, number: u8) -> Message {
+    let (add, remove) = (vec![container(number)], Vec::new());
+    Message::Endpoints { version, full: true, more: false, add, remove }
 }
