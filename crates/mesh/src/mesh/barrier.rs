@@ -70,7 +70,7 @@ impl Mesh {
     }
 
     pub(super) fn handle_barrier_request(&mut self, (peer, vni): (PeerId, Vni), number: u64) {
-        self.tell_endpoints();
+        // What came before is among the outputs already.
         self.send(peer, Message::BarrierReply { number }.on(vni));
     }
 
