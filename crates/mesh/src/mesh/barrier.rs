@@ -70,7 +70,7 @@ impl Mesh {
     }
 
     pub(super) fn handle_barrier_request(&mut self, (peer, vni): (PeerId, Vni), number: u64) {
-        // What came before is among the outputs already.
+        // The outputs of earlier messages are queued, so the reply follows them.
         self.send(peer, Message::BarrierReply { number }.on(vni));
     }
 
